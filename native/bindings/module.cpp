@@ -1,0 +1,8 @@
+// The Python extension zipmoe._native: one bind_* function per part of the core.
+#include "bindings/module.hpp"
+
+NB_MODULE(_native, module) {
+  module.doc() = "Native core of ZipMoE: codecs, direct reads, expert cache";
+  zipmoe::bind_codecs(module);
+  zipmoe::bind_engine(module);
+}

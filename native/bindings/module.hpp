@@ -1,0 +1,9 @@
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace zipmoe {
+
+void bind_codecs(nanobind::module_& module);
+void bind_engine(nanobind::module_& module);
+
+}  // namespace zipmoe

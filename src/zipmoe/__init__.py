@@ -1,0 +1,1 @@
+"""ZipMoE: Mixture-of-Experts models bigger than memory, without changing a single weight bit."""

@@ -1,0 +1,1 @@
+"""Codecs: registry, and pure NumPy references of every bit layout (docs/format.md)."""

@@ -1,0 +1,1 @@
+"""Transformers plug-in: quantizer, experts functions, packed modules, families outside the experts interface."""

@@ -1,0 +1,1 @@
+"""The packed folder: writing, reading, inspecting and verifying it."""

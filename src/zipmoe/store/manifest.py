@@ -1,0 +1,133 @@
+"""The manifest ``zipmoe.json``: what a packed folder contains and where (docs/format.md, section 2).
+
+All offsets and lengths are bytes. A *record* is one contiguous, 4096-aligned run of bytes in one file: all matrices of one
+expert, or one dense matrix. Its *extents* are the parts that can be read and checked alone (``packed``; or ``E`` and ``SM``).
+Each matrix of the record occupies one *section* in every extent.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zipmoe.errors import ManifestError, NotAPackedFolderError, UnfinishedPackError
+
+MANIFEST_NAME = "zipmoe.json"
+JOURNAL_NAME = "zipmoe-pack.journal"
+FORMAT_VERSION = 1
+ALIGNMENT_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class CodecSettings:
+    """The codec of a folder and the parameters that it was run with."""
+
+    name: str
+    level: int | str | None
+    """Compression level; ``"huf"`` is zstd's Huffman-only operating point; None for codecs without levels."""
+    shards: int
+    """K: number of E-chunk shards of each expert matrix (1 for codecs without shards)."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Where one matrix lies inside one extent; ``offset`` is relative to the record."""
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class MatrixEntry:
+    """One BF16 matrix of a record: ``rows`` outputs by ``columns`` inputs, as the module holds it (row-major)."""
+
+    name: str
+    rows: int
+    columns: int
+    sections: tuple[Section, ...]
+    """One per extent of the record, in the extents' order."""
+    shard_bytes: tuple[int, ...] = ()
+    """Compressed bytes of each E-chunk shard; shard s holds rows ``rows*s//K`` up to ``rows*(s+1)//K``."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A part of a record that is read and verified alone; ``offset`` is relative to the record."""
+
+    kind: str
+    offset: int
+    length: int
+    xxh3_64: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """One expert or one dense matrix on disk."""
+
+    name: str
+    """Tensor name in the safetensors file, e.g. ``zipmoe.model.layers.0.mlp.experts.17``."""
+    file: str
+    offset: int
+    length: int
+    extents: tuple[Extent, ...]
+    matrices: tuple[MatrixEntry, ...]
+
+
+@dataclass(frozen=True)
+class ExpertGroup:
+    """All experts of one sparse layer."""
+
+    path: str
+    """Module path of the experts module, e.g. ``model.layers.0.mlp.experts``."""
+    parameters: tuple[str, ...]
+    """Names of the packed parameters relative to ``path``, in the order of each record's matrices. For modules that hold
+    one sub-module per expert the name contains ``{expert}``, e.g. ``expert_{expert}.wi.weight``."""
+    records: tuple[Record, ...]
+    """Index = expert id."""
+
+
+@dataclass(frozen=True)
+class DenseMatrix:
+    """A packed matrix that every token may need (attention projection, shared expert, embedding, language-model head)."""
+
+    parameter: str
+    """Full parameter name in the module tree, e.g. ``model.layers.0.self_attn.q_proj.weight``."""
+    tied_parameters: tuple[str, ...]
+    """Other parameters of the model that are tied to this one."""
+    record: Record
+
+
+@dataclass(frozen=True)
+class UnpackedReason:
+    """Why some tensors were left as they are."""
+
+    reason: str
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Contents of ``zipmoe.json``."""
+
+    zipmoe_version: str
+    model_type: str
+    architecture: str
+    source_fingerprint: str
+    """xxh3-64 (hex) over the names, dtypes, shapes and byte lengths of all source tensors plus samples of their data."""
+    source_bytes: int
+    codec: CodecSettings
+    files: dict[str, int]
+    """Every safetensors file of the folder (packed and plain) with its exact length in bytes."""
+    expert_groups: tuple[ExpertGroup, ...]
+    dense: tuple[DenseMatrix, ...]
+    unpacked: tuple[UnpackedReason, ...]
+    ignored_source_keys: tuple[str, ...] = ()
+    """Checkpoint keys that the model itself ignores (for example multi-token prediction layers) and that were dropped."""
+    format_version: int = field(default=FORMAT_VERSION)
+
+    def records(self) -> list[Record]:
+        """All records: experts by group and id, then dense matrices."""
+        return [r for g in self.expert_groups for r in g.records] + [d.record for d in self.dense]
