@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from zipmoe.checkpoint.conversion_plan import LoadUnit, convert_unit
+from zipmoe.checkpoint.expert_modules import ExpertLayout, ExpertModules
 from zipmoe.checkpoint.source import SourceCheckpoint
 from zipmoe.errors import DamagedCheckpointError
 
@@ -56,44 +57,38 @@ class ExpertReader:
         self._whole_lock = threading.Lock()
         self._whole: tuple[LoadUnit, dict[str, torch.Tensor]] | None = None
 
-    def read_slice(self, parameter: str, expert: int, num_experts: int, shape: tuple[int, int]) -> torch.Tensor:
-        """The matrix ``parameter[expert]``.
-
-        Args:
-            parameter: full name of a parameter that stacks its experts along the first dimension, either as
-                ``(num_experts, rows, columns)`` or as ``(num_experts * rows, columns)``.
-            expert: index of the expert.
-            num_experts: number of experts in the parameter.
-            shape: ``(rows, columns)`` of the slice.
+    def read(self, group: ExpertModules, parameter: str, expert: int) -> torch.Tensor:
+        """The matrix of ``expert`` in ``parameter`` (one of ``group.parameters``), in the checkpoint's dtype.
 
         Returns:
-            Contiguous tensor of ``shape`` in the checkpoint's dtype.
-        """
-        unit = self._units[parameter]
-        if unit.converter is None:
-            matrix = self._read_renamed(unit.only_key, expert, num_experts)
-        elif self._runs_on_one_expert(unit, num_experts):
-            matrix = self._convert_one(unit, parameter, expert, num_experts)
-        else:
-            matrix = self._convert_whole(unit)[parameter][expert]
-        return self._checked(matrix, parameter, shape)
+            Contiguous tensor of shape (rows, columns) as ``group.slice_shapes`` says.
 
-    def read_matrix(self, parameter: str, shape: tuple[int, int]) -> torch.Tensor:
-        """A parameter that belongs to one expert alone (families with a module per expert)."""
-        return self._checked(self._convert_whole(self._units[parameter])[parameter], parameter, shape)
+        Raises:
+            DamagedCheckpointError: the checkpoint's tensor has another shape.
+        """
+        name = group.parameter_name(parameter, expert)
+        unit = self._units[name]
+        shape = group.slice_shapes[group.parameters.index(parameter)]
+        if group.layout is ExpertLayout.MODULE_PER_EXPERT:
+            matrix = self._source.read(unit.only_key) if unit.converter is None else self._convert_whole(unit)[name]
+        elif unit.converter is None and group.layout is ExpertLayout.CONCATENATED:
+            matrix = self._source.read_rows(unit.only_key, expert * shape[0], (expert + 1) * shape[0])
+        elif unit.converter is None:
+            matrix = self._source.read_rows(unit.only_key, expert, expert + 1)[0]
+        elif group.layout is ExpertLayout.STACKED and self._runs_on_one_expert(unit, group.num_experts):
+            matrix = self._convert_one(unit, name, expert, group.num_experts)
+        else:
+            matrix = group.parameter_slice(self._convert_whole(unit)[name], parameter, expert)
+        return self._checked(matrix, name, shape)
 
     @staticmethod
     def _checked(matrix: torch.Tensor, parameter: str, shape: tuple[int, int]) -> torch.Tensor:
-        if matrix.numel() != shape[0] * shape[1] or matrix.shape[-1] != shape[1]:
+        if tuple(matrix.shape) != shape:
             raise DamagedCheckpointError(
                 f"the checkpoint gives {parameter!r} the shape {tuple(matrix.shape)} per expert, the model wants {shape}",
                 hint="config.json and the weights do not belong together",
             )
-        return matrix.reshape(shape).contiguous()
-
-    def _read_renamed(self, key: str, expert: int, num_experts: int) -> torch.Tensor:
-        rows = self._source.tensors[key].shape[0] // num_experts
-        return self._source.read_rows(key, expert * rows, (expert + 1) * rows)
+        return matrix.contiguous()
 
     @staticmethod
     def _runs_on_one_expert(unit: LoadUnit, num_experts: int) -> bool:
@@ -109,7 +104,9 @@ class ExpertReader:
             if len(keys) == 1 and num_experts * len(unit.targets) > 1:
                 collected[pattern] = [self._source.read_rows(keys[0], expert, expert + 1)]
             else:
-                collected[pattern] = [self._source.read(keys[t * num_experts + expert]) for t in range(len(unit.targets))]
+                collected[pattern] = [
+                    self._source.read(keys[t * num_experts + expert]) for t in range(len(unit.targets))
+                ]
         converter = deepcopy(unit.converter)
         for operation in converter.operations:
             collected = operation.convert(

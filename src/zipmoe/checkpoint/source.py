@@ -204,7 +204,8 @@ def _list_tensors(folder: Path) -> dict[str, TensorInfo]:
     else:
         other = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".h5")]
         raise NotACheckpointError(
-            f"{str(folder)!r} has no safetensors weights" + (f" (only {sorted(other)[0]} and the like)" if other else ""),
+            f"{str(folder)!r} has no safetensors weights"
+            + (f" (only {sorted(other)[0]} and the like)" if other else ""),
             hint="ZipMoE reads model.safetensors, or the shards named in model.safetensors.index.json",
         )
     tensors: dict[str, TensorInfo] = {}
