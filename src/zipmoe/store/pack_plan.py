@@ -201,6 +201,7 @@ def _choose_dense(
 ) -> list[DensePlan]:
     dense = []
     ties = _tie_groups(model)
+    present = {unit.targets[0] for unit in conversion.units}
     for unit in conversion.units:
         if expert_targets.intersection(unit.targets):
             continue
@@ -213,7 +214,6 @@ def _choose_dense(
             continue
         key = unit.only_key
         rows, columns = source.tensors[key].shape
-        present = {u.targets[0] for u in conversion.units if len(u.targets) == 1}
         free_ties = tuple(name for name in tied if name not in present)
         dense.append(DensePlan(unit.targets[0], free_ties, rows, columns, _blocks(unit.targets[0], key, rows, columns)))
     return dense
