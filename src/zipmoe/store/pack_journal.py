@@ -37,7 +37,8 @@ class PackJournal:
         except BlockingIOError as error:
             self._file.close()
             raise PackMismatchError(
-                f"another process is packing into {str(folder)!r} right now", hint="wait for it, or choose another folder"
+                f"another process is packing into {str(folder)!r} right now",
+                hint="wait for it, or choose another folder",
             ) from error
         self._pending: list[bytes] = []
         self.records: list[Record] = self._read(folder, identity)

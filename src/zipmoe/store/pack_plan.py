@@ -150,9 +150,7 @@ def plan_pack(model: Any, source: SourceCheckpoint, *, min_dense_bytes: int = MI
             f"no expert of {str(source.folder)!r} is stored in BF16: nothing to pack",
             hint="ZipMoE packs BF16 weights and never converts; use the BF16 release of this model",
         )
-    expert_units = {
-        name: unit_of_target[name] for group in packed_groups for name in group.parameter_names()
-    }
+    expert_units = {name: unit_of_target[name] for group in packed_groups for name in group.parameter_names()}
     expert_targets = {name for group in groups for name in group.parameter_names()}
     dense = _choose_dense(model, conversion, source, expert_targets, min_dense_bytes, copies, groups)
     copies.add(conversion.unexpected_keys, "unknown to the model (Transformers ignores it with a warning)")

@@ -63,7 +63,8 @@ class RecordShardWriter:
         if done and os.fstat(self._file.fileno()).st_size < end:
             self._file.close()
             raise TruncatedShardError(
-                f"{str(partial)!r} is shorter than the journal says", hint="delete the destination folder and pack again"
+                f"{str(partial)!r} is shorter than the journal says",
+                hint="delete the destination folder and pack again",
             )
         self._file.truncate(end)
         self._file.seek(end)
