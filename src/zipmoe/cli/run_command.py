@@ -39,7 +39,7 @@ def run_command(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end-of-text token")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
-    """Continue a prompt with a packed model under a memory budget; text to standard output, numbers to standard error."""
+    """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
     from zipmoe.errors import InvalidArgumentError
 
     if (prompt is None) == (prompt_ids is None):

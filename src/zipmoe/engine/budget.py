@@ -114,9 +114,7 @@ def default_budget_bytes(limits: list[MemoryLimit]) -> int:
         InvalidArgumentError: no limit is known.
     """
     if not limits:
-        raise InvalidArgumentError(
-            "this system does not tell how much memory it has", hint="say how much to use: memory=4GB"
-        )
+        raise InvalidArgumentError("this system does not tell how much memory it has", hint="say how much to use: memory=4GB")
     limit = min(entry.bytes for entry in limits)
     reserve = int(limit * DEFAULT_RESERVE_FRACTION)
     reserve = min(max(reserve, SMALLEST_DEFAULT_RESERVE_BYTES), LARGEST_DEFAULT_RESERVE_BYTES)
@@ -162,9 +160,7 @@ def workspace_bytes(config: Any | None, step_tokens: int) -> int:
         intermediate = max(intermediate)
     vocabulary = int(getattr(text, "vocab_size", None) or 0)
     # One row of logits is kept in BF16 and FP32 while sampling; all other values are BF16.
-    return (
-        WORKSPACE_BYTES + 8 * vocabulary + 2 * step_tokens * (WORKSPACE_HIDDEN_COPIES * hidden + 3 * int(intermediate))
-    )
+    return WORKSPACE_BYTES + 8 * vocabulary + 2 * step_tokens * (WORKSPACE_HIDDEN_COPIES * hidden + 3 * int(intermediate))
 
 
 def plan_budget(

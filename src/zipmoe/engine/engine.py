@@ -328,9 +328,7 @@ class Engine:
     def _resize_pool(self, reservation_bytes: int) -> None:
         wanted = self._plan.slots_within(reservation_bytes)
         present = [slots for _, slots in self._native.size_classes]
-        changes = [
-            (new - old, number) for number, (new, old) in enumerate(zip(wanted, present, strict=True)) if new != old
-        ]
+        changes = [(new - old, number) for number, (new, old) in enumerate(zip(wanted, present, strict=True)) if new != old]
         for _, number in sorted(changes):  # what shrinks goes first
             self._native.resize_pool(number, wanted[number])
         self.budget.set_reservation(EXPERT_POOL, self._plan.pool_reservation_bytes(wanted))

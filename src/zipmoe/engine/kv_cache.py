@@ -13,13 +13,7 @@ _LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 _DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
 _HIDDEN = ("hidden_size", "d_model", "n_embd")
 _HEADS = ("num_attention_heads", "n_heads", "num_heads", "n_head", "decoder_attention_heads")
-_KV_HEADS = (
-    "num_key_value_heads",
-    "kv_n_heads",
-    "num_kv_heads",
-    "num_global_key_value_heads",
-    "swa_num_key_value_heads",
-)
+_KV_HEADS = ("num_key_value_heads", "kv_n_heads", "num_kv_heads", "num_global_key_value_heads", "swa_num_key_value_heads")
 _HEAD_DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim", "global_head_dim", "swa_head_dim")
 _NESTED = ("attn_config", "attention")
 _SHORTEST_CONTEXT_TOKENS = 256

@@ -61,10 +61,7 @@ class MemoryPlan:
         tile = max((decoded_bytes(block.matrices[0]) for block in blocks), default=0)
         # Looking up rows decompresses a shard of exponents (1 byte per weight) and decodes the rows wanted from it (2).
         shard = max(
-            (
-                -(-decoded_bytes(block.matrices[0]) * 3 // 2 // max(1, len(block.matrices[0].shard_bytes)))
-                for block in blocks
-            ),
+            (-(-decoded_bytes(block.matrices[0]) * 3 // 2 // max(1, len(block.matrices[0].shard_bytes))) for block in blocks),
             default=0,
         )
         return cls(
