@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
-
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import combine_order
 from zipmoe.hf.expert_parameter import ExpertParameter
@@ -25,7 +23,13 @@ from zipmoe.hf.saving import push_folder, save_packed_folder
 from zipmoe.store.packed_folder import PackedFolder
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from zipmoe.engine.engine import Engine
+else:
+    # The classes below stand before a PreTrainedModel in a dynamic class. Importing it here would start the import of
+    # Transformers' model loading, at whose end this package is registered, in the middle of this package's own import.
+    PreTrainedModel = nn.Module
 
 
 _UPLOAD_OPTIONS = ("commit_message", "private", "token", "revision", "create_pr")
@@ -95,7 +99,7 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
 class PackedModel(PackedSubModel):
     """The model that ``from_pretrained`` returns."""
 
-    zipmoe_engine: Engine
+    zipmoe_engine: Any  # an Engine; Transformers evaluates the annotations of its models at run time
     zipmoe_mode: str
     _zipmoe_folder: PackedFolder
 
@@ -148,8 +152,10 @@ class PackedModel(PackedSubModel):
 
 def guard_model(model: Any, folder: PackedFolder, engine: Engine, mode: str) -> None:
     """Give ``model`` and its sub-models the methods of this file, and ``model`` its engine."""
+    import transformers
+
     for module in list(model.modules()):
-        if isinstance(module, PreTrainedModel) and module is not model:
+        if isinstance(module, transformers.PreTrainedModel) and module is not model:
             module.__class__ = _guarded_class(type(module), PackedSubModel)
     model.__class__ = _guarded_class(type(model), PackedModel)
     model.zipmoe_engine = engine

@@ -11,7 +11,8 @@ from transformers.quantizers import auto
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import EXPERTS_IMPLEMENTATION
 from zipmoe.hf.configuration import QUANT_METHOD, ZipMoEConfig
-from zipmoe.hf.quantizer import UNPACKED_MARK, ZipMoEQuantizer
+from zipmoe.hf.packed_tree import UNPACKED_MARK
+from zipmoe.hf.quantizer import ZipMoEQuantizer
 
 
 def register() -> None:
