@@ -2,6 +2,7 @@
 // Ctrl-C is honoured.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -11,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -86,8 +88,8 @@ class ProcessBoundEngine {
   pid_t process_;
 };
 
-std::unique_ptr<ProcessBoundEngine> make_engine(
-    const RecordTable& table, const std::string& verify, uint32_t io_threads, uint32_t decode_threads,
+void init_engine(
+    ProcessBoundEngine* self, const RecordTable& table, const std::string& verify, uint32_t io_threads, uint32_t decode_threads,
     const std::string& io_mode, const std::string& instruction_set, const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
     const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes) {
   EngineOptions options;
@@ -107,7 +109,7 @@ std::unique_ptr<ProcessBoundEngine> make_engine(
   }
   options.scratch_bytes = scratch_bytes;
   nb::gil_scoped_release release;
-  return std::make_unique<ProcessBoundEngine>(table, std::move(options));
+  new (self) ProcessBoundEngine(table, std::move(options));
 }
 
 // The next position of the open request; nothing when all experts were handed out.
@@ -150,9 +152,9 @@ void decode_to_scratch(const ProcessBoundEngine& self, uint32_t record, uint32_t
                 {reinterpret_cast<uint16_t*>(buffer.data()), buffer.size() / sizeof(uint16_t)});
 }
 
-void gather(const ProcessBoundEngine& self, uint32_t record, uint32_t matrix, RowNumbers rows, WeightBuffer out) {
+void gather(const ProcessBoundEngine& self, const std::vector<uint32_t>& blocks, RowNumbers rows, WeightBuffer out) {
   nb::gil_scoped_release release;
-  self.get().gather(record, matrix, {rows.data(), rows.size()}, {out.data(), out.size()});
+  self.get().gather(blocks, {rows.data(), rows.size()}, {out.data(), out.size()});
 }
 
 // The array keeps the arena mapped, also after close(); it then reads as zeros.
@@ -229,7 +231,7 @@ void bind_engine(nb::module_& module) {
       .def("__len__", &RecordTable::size);
 
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
-      .def(nb::new_(&make_engine), "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a, "io_mode"_a,
+      .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a, "io_mode"_a,
            "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
            "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense.")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
@@ -246,7 +248,7 @@ void bind_engine(nb::module_& module) {
       .def("end_request", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().end_request(); }); })
       .def("decode", &decode, "record"_a, "matrix"_a, "row_begin"_a, "row_end"_a, "out"_a)
       .def("decode_to_scratch", &decode_to_scratch, "record"_a, "matrix"_a, "row_begin"_a, "row_end"_a, "scratch"_a)
-      .def("gather", &gather, "record"_a, "matrix"_a, "rows"_a, "out"_a)
+      .def("gather", &gather, "blocks"_a, "rows"_a, "out"_a)
       .def("scratch", &scratch, "index"_a, "The scratch buffer as uint16 array, without copying.")
       .def(
           "resize_pool",

@@ -183,25 +183,41 @@ void Engine::decode(RecordIndex record, uint32_t matrix, uint64_t row_begin, uin
   const uint64_t weights = (row_end - row_begin) * view.shape.columns;
   if (out.size() < weights) throw std::invalid_argument("the output is too small for the rows");
   const auto begin = std::chrono::steady_clock::now();
-  decoder_->decode(view, row_begin, row_end, out.data());
+  try {
+    decoder_->decode(view, row_begin, row_end, out.data());
+  } catch (const std::runtime_error& error) {
+    throw RecordError(RecordFault::invalid_encoding, record, error.what());
+  }
   counters_.decode_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   counters_.decoded_bytes += weights * sizeof(uint16_t);
 }
 
-void Engine::gather(RecordIndex record, uint32_t matrix, std::span<const int64_t> rows, std::span<uint16_t> out) {
+void Engine::gather(std::span<const RecordIndex> blocks, std::span<const int64_t> rows, std::span<uint16_t> out) {
   std::lock_guard lock(mutex_);
   require_open();
-  const MatrixView view = readable_view(record, matrix);
+  std::vector<MatrixView> views;
+  uint64_t row_count = 0;
+  for (const RecordIndex block : blocks) {
+    views.push_back(readable_view(block, 0));
+    if (views.back().shape.columns != views.front().shape.columns) {
+      throw std::invalid_argument("blocks of one matrix have the same number of columns");
+    }
+    row_count += views.back().shape.rows;
+  }
+  if (rows.empty()) return;
   for (const int64_t row : rows) {
-    if (row < 0 || static_cast<uint64_t>(row) >= view.shape.rows) {
-      throw std::out_of_range("row " + std::to_string(row) + " of a matrix with " + std::to_string(view.shape.rows) +
-                              " rows");
+    if (row < 0 || static_cast<uint64_t>(row) >= row_count) {
+      throw std::out_of_range("row " + std::to_string(row) + " of a matrix with " + std::to_string(row_count) + " rows");
     }
   }
-  const uint64_t weights = rows.size() * view.shape.columns;
+  const uint64_t weights = rows.size() * views.front().shape.columns;
   if (out.size() < weights) throw std::invalid_argument("the output is too small for the rows");
   const auto begin = std::chrono::steady_clock::now();
-  decoder_->gather(view, rows, out.data());
+  try {
+    decoder_->gather(views, rows, out.data());
+  } catch (const std::runtime_error& error) {
+    throw RecordError(RecordFault::invalid_encoding, blocks.front(), error.what());
+  }
   counters_.decode_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   counters_.decoded_bytes += weights * sizeof(uint16_t);
 }

@@ -71,8 +71,9 @@ class Engine {
   // Decodes rows row_begin .. row_end - 1 of a matrix into a buffer of at least that many weights. The record must be dense
   // and loaded, or handed out by the open request.
   void decode(RecordIndex record, uint32_t matrix, uint64_t row_begin, uint64_t row_end, std::span<uint16_t> out);
-  // The same for single rows, in the given order, out [rows.size()][columns].
-  void gather(RecordIndex record, uint32_t matrix, std::span<const int64_t> rows, std::span<uint16_t> out);
+  // The same for single rows of a dense matrix that is cut into `blocks` (records with one matrix each, of consecutive
+  // rows): out [rows.size()][columns], in the given order.
+  void gather(std::span<const RecordIndex> blocks, std::span<const int64_t> rows, std::span<uint16_t> out);
 
   std::span<uint8_t> scratch(uint32_t index) const { return scratch_.at(index); }
   std::shared_ptr<Arena> arena() const { return arena_; }

@@ -15,8 +15,8 @@ constexpr uint64_t kTasksPerThread = 4;
 
 // Units of at most this many rows (FX3: 4) are cheap enough to decode row by row.
 constexpr uint64_t kRowsDecodedAlone = 64;
-// Largest temporary buffer of one thread when several rows are looked up in one unit: 64 MiB of BF16.
-constexpr uint64_t kBatchWeights = uint64_t{32} << 20;
+// Largest temporary buffer of one thread when several rows are looked up in one unit: 16 MiB of BF16.
+constexpr uint64_t kBatchWeights = uint64_t{8} << 20;
 
 uint64_t divide_up(uint64_t value, uint64_t divisor) { return (value + divisor - 1) / divisor; }
 
@@ -49,29 +49,34 @@ void RowDecoder::decode(const MatrixView& view, uint64_t row_begin, uint64_t row
   });
 }
 
-void RowDecoder::gather(const MatrixView& view, std::span<const int64_t> rows, uint16_t* out) {
+void RowDecoder::gather(std::span<const MatrixView> blocks, std::span<const int64_t> rows, uint16_t* out) {
   if (rows.empty()) return;
-  const uint64_t columns = view.shape.columns;
+  const uint64_t columns = blocks.front().shape.columns;
   // In ascending order, rows that share work are neighbours.
   std::vector<uint32_t> order(rows.size());
   std::iota(order.begin(), order.end(), 0U);
   std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return rows[a] < rows[b]; });
-  const auto row_at = [&](size_t i) { return static_cast<uint64_t>(rows[order[i]]); };
 
-  // A batch is decoded in one call: a single row, or, where the codec's unit is large, all wanted rows of the unit.
+  // A batch is decoded in one call: a single row, or, where the codec's unit is large, wanted rows of one unit.
   struct Batch {
-    size_t begin;
+    const MatrixView* block;
+    uint64_t block_begin;  // number of the block's first row
+    size_t begin;          // positions in `order`
     size_t end;
   };
+  const auto row_at = [&](size_t i) { return static_cast<uint64_t>(rows[order[i]]); };
   std::vector<Batch> batches;
+  const MatrixView* block = &blocks.front();
+  uint64_t block_begin = 0;
   for (size_t i = 0; i < order.size();) {
-    const RowRange unit = codec_.split_at(view, row_at(i));
-    const bool whole_unit = unit.end - unit.begin > kRowsDecodedAlone;
-    const uint64_t row_limit = whole_unit ? std::min(unit.end, row_at(i) + std::max<uint64_t>(1, kBatchWeights / columns))
-                                          : row_at(i) + 1;
+    while (row_at(i) >= block_begin + block->shape.rows) block_begin += (block++)->shape.rows;
+    const uint64_t row = row_at(i) - block_begin;
+    const RowRange unit = codec_.split_at(*block, row);
+    const uint64_t batch_rows = unit.end - unit.begin > kRowsDecodedAlone ? std::max<uint64_t>(1, kBatchWeights / columns) : 1;
+    const uint64_t row_limit = block_begin + std::min(unit.end, row + batch_rows);
     size_t end = i + 1;
     while (end < order.size() && row_at(end) < row_limit) ++end;
-    batches.push_back({i, end});
+    batches.push_back({block, block_begin, i, end});
     i = end;
   }
   const auto tasks = static_cast<uint32_t>(std::min<uint64_t>(batches.size(), workers_.threads()));
@@ -81,14 +86,13 @@ void RowDecoder::gather(const MatrixView& view, std::span<const int64_t> rows, u
       const Batch& batch = batches[i];
       const uint64_t row_begin = row_at(batch.begin);
       const uint64_t row_end = row_at(batch.end - 1) + 1;
-      const uint16_t* decoded = out + order[batch.begin] * columns;
-      if (row_end - row_begin == 1) {
-        codec_.decode_rows(view, row_begin, row_end, out + order[batch.begin] * columns, instruction_set_);
-      } else {
+      uint16_t* decoded = out + order[batch.begin] * columns;
+      if (row_end - row_begin > 1) {
         buffer.resize((row_end - row_begin) * columns);
-        codec_.decode_rows(view, row_begin, row_end, buffer.data(), instruction_set_);
         decoded = buffer.data();
       }
+      codec_.decode_rows(*batch.block, row_begin - batch.block_begin, row_end - batch.block_begin, decoded,
+                         instruction_set_);
       for (size_t wanted = batch.begin; wanted < batch.end; ++wanted) {
         uint16_t* target = out + order[wanted] * columns;
         const uint16_t* source = decoded + (row_at(wanted) - row_begin) * columns;

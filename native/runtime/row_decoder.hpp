@@ -17,8 +17,9 @@ class RowDecoder {
 
   // Rows row_begin .. row_end - 1 into `out` [row_end - row_begin][columns].
   void decode(const MatrixView& view, uint64_t row_begin, uint64_t row_end, uint16_t* out);
-  // The rows with the given numbers, in this order, into `out` [rows.size()][columns].
-  void gather(const MatrixView& view, std::span<const int64_t> rows, uint16_t* out);
+  // Rows of a matrix that is cut into `blocks` of consecutive rows (all with the same columns): those with the given
+  // numbers, in this order, into `out` [rows.size()][columns]. The numbers must be in range.
+  void gather(std::span<const MatrixView> blocks, std::span<const int64_t> rows, uint16_t* out);
 
   uint32_t threads() const { return workers_.threads(); }
 
