@@ -75,7 +75,7 @@ def mixtral(packed_model: Callable[[str], Packed]) -> Packed:
     return packed_model("mixtral")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models open a FakeEngine instead of the real one."""
     from zipmoe.hf import quantizer
