@@ -68,9 +68,9 @@ class LazyWeight(torch.Tensor):
         return self._parameter
 
     def materialise(self) -> torch.Tensor:
-        """The decoded matrix, an ordinary tensor."""
+        """The decoded matrix, an ordinary tensor that requires a gradient, as a parameter of a loaded model does."""
         if self._decoded is None:
-            self._decoded = self._decode()
+            self._decoded = self._decode().requires_grad_()
         return self._decoded
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
@@ -91,7 +91,10 @@ class LazyWeight(torch.Tensor):
         if func in _ITSELF:
             return args[0]
         _refuse_writes(func, args)
-        return func(*tree_map(_unwrap, args), **tree_map(_unwrap, dict(kwargs or {})))
+        # A product of torch may choose its kernel by whether an operand requires a gradient, even where none is recorded:
+        # the decoded weight does, as the parameter did. Nothing is recorded.
+        with torch.no_grad():
+            return func(*tree_map(_unwrap, args), **tree_map(_unwrap, dict(kwargs or {})))
 
     @classmethod
     def __torch_dispatch__(

@@ -18,6 +18,7 @@ from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH
 from zipmoe.engine.engine import Engine
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import combine_order
+from zipmoe.hf.engine_slot import refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.lazy_weight import LazyWeight
@@ -38,6 +39,18 @@ _UPLOAD_OPTIONS = ("commit_message", "private", "token", "revision", "create_pr"
 
 class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
     """A sub-model of a packed model."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``forward``, without recording gradients: decoded weights do not live long enough for a backward pass.
+
+        Raises:
+            UnsupportedOperationError: an input requires a gradient.
+        """
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                refuse_gradients(value)
+        with torch.no_grad():
+            return super().__call__(*args, **kwargs)
 
     @property
     def dtype(self) -> torch.dtype:

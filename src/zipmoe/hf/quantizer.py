@@ -103,7 +103,6 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
             # Packed weights are the weights: no model may take its numeric detours for quantised ones (jamba has one).
             if hasattr(module, "config") and hasattr(module.config, "_is_quantized"):
                 del module.config._is_quantized
-        model.requires_grad_(False)
         guard_model(model, self._folder, self._slot.engine, self.quantization_config.resolved_mode())
         watch_budget(model, self._slot.engine)
         return model
