@@ -81,7 +81,7 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Module:
         """Works if the number of tokens stays, or if the embeddings are not packed."""
-        embeddings: nn.Module = self.get_input_embeddings()
+        embeddings: Any = self.get_input_embeddings()
         unchanged = new_num_tokens in (None, embeddings.weight.shape[0]) and not args and not kwargs
         if unchanged:
             return embeddings
@@ -178,7 +178,7 @@ def guard_model(model: Any, folder: PackedFolder, engine: Engine, mode: str) -> 
 
 
 @cache
-def _guarded_class(original: type, guards: type) -> type:
+def _guarded_class(original: Any, guards: Any) -> Any:
     # The name and the module stay: Transformers derives the architecture and the modelling file from them.
     attributes = {"__module__": original.__module__, "__doc__": original.__doc__, "__qualname__": original.__qualname__}
     return type(original.__name__, (guards, original), attributes)

@@ -21,7 +21,7 @@ class PackedExperts(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         self._zipmoe_source.dtype = require_exact_conversion(fn, self._zipmoe_source.dtype)
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
 def become(module: nn.Module, packed: type[PackedExperts], source: ExpertSource) -> None:
@@ -41,6 +41,6 @@ def replace_parameters(module: nn.Module, experts: ExpertModules, source: Expert
 
 
 @cache
-def _dynamic_experts(original: type, packed: type) -> type:
+def _dynamic_experts(original: Any, packed: Any) -> Any:
     attributes = {"__module__": original.__module__, "__doc__": original.__doc__}
     return type(f"Packed{original.__name__}", (packed, original), attributes)

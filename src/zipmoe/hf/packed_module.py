@@ -1,8 +1,8 @@
 """What packed linear layers and packed embeddings share: a ``weight`` that lives in the engine.
 
-A module becomes packed by changing its class to a dynamic one with the method resolution order (dynamic, original class,
-packed class, ``nn.Linear`` or ``nn.Embedding``). Classes of model families that call ``super().forward`` (scaled embeddings)
-or read ``self.weight`` go on working without an entry in any table.
+A module becomes packed by changing its class to a dynamic one with the method resolution order (dynamic, original
+class, packed class, ``nn.Linear`` or ``nn.Embedding``). Classes of model families that call ``super().forward`` (scaled
+embeddings) or read ``self.weight`` go on working without an entry in any table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PackedModule(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         self._zipmoe_dtype = require_exact_conversion(fn, self._zipmoe_dtype)
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
 def pack_module(module: nn.Module, packed_class: type[PackedModule], slot: EngineSlot, parameter: str) -> None:
@@ -67,14 +67,14 @@ def pack_module(module: nn.Module, packed_class: type[PackedModule], slot: Engin
 
 
 @cache
-def dynamic_class(original: type, packed: type) -> type:
-    """``original`` with ``packed`` behind it in the method resolution order (or ``packed`` itself for torch's own class)."""
+def dynamic_class(original: Any, packed: Any) -> Any:
+    """``original`` with ``packed`` behind it in the method resolution order; ``packed`` itself for a torch class."""
     bases = (packed,) if issubclass(packed, original) else (original, packed)
     return type(f"Packed{original.__name__}", bases, {"__module__": original.__module__, "__doc__": original.__doc__})
 
 
 def require_exact_conversion(fn: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> torch.dtype:
-    """The dtype that ``fn`` (what ``Module.to``, ``half``, ``cuda``, ... hand to ``Module._apply``) turns ``dtype`` into.
+    """The dtype into which ``fn`` turns ``dtype``; ``fn`` is what ``Module.to`` and its kin hand to ``Module._apply``.
 
     Raises:
         UnsupportedOperationError: ``fn`` leaves the CPU, or the target dtype does not hold BF16 exactly.
