@@ -21,7 +21,10 @@ def _getter(name: str) -> Any:
 
 
 _METADATA = frozenset(
-    [_getter(name) for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn")]
+    [
+        _getter(name)
+        for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn")
+    ]
     + [_getter(name) for name in ("is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mps")]
     + [_getter(name) for name in ("itemsize", "nbytes", "is_xla", "is_mkldnn")]
     + [torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.nelement, torch.Tensor.element_size]
@@ -108,7 +111,9 @@ def _unwrap(value: Any) -> Any:
 
 def _refuse_writes(func: Callable[..., Any], args: tuple[Any, ...]) -> None:
     name = getattr(func, "__name__", "")
-    writes = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__") or name.startswith("__i")
+    writes = (
+        (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__") or name.startswith("__i")
+    )
     if writes and name not in ("__index__", "__int__", "__invert__") and args and isinstance(args[0], LazyWeight):
         raise UnsupportedOperationError(
             f"the packed weight {args[0].zipmoe_parameter} cannot be changed ({name})",

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
+
+from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH
+from zipmoe.engine.engine import Engine
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import combine_order
 from zipmoe.hf.expert_parameter import ExpertParameter
@@ -24,8 +27,6 @@ from zipmoe.store.packed_folder import PackedFolder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from zipmoe.engine.engine import Engine
 else:
     # The classes below stand before a PreTrainedModel in a dynamic class. Importing it here would start the import of
     # Transformers' model loading, at whose end this package is registered, in the middle of this package's own import.
@@ -99,7 +100,7 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
 class PackedModel(PackedSubModel):
     """The model that ``from_pretrained`` returns."""
 
-    zipmoe_engine: Any  # an Engine; Transformers evaluates the annotations of its models at run time
+    zipmoe_engine: Engine
     zipmoe_mode: str
     _zipmoe_folder: PackedFolder
 
@@ -135,7 +136,7 @@ class PackedModel(PackedSubModel):
     def get_memory_footprint(self, return_buffers: bool = True) -> int:
         """Bytes of the unpacked tensors, and of the memory that the engine holds for the packed ones."""
         unpacked: int = super().get_memory_footprint(return_buffers)
-        return unpacked + self.zipmoe_engine.resident_bytes
+        return unpacked + sum(self.zipmoe_engine.budget.reserved(name) for name in (DENSE, SCRATCH, EXPERT_POOL))
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise UnsupportedOperationError(
