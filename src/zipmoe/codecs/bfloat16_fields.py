@@ -21,6 +21,5 @@ def split(weights: Words) -> tuple[Bytes, Bytes]:
 
 def recombine(exponent: Bytes, sign_mantissa: Bytes) -> Words:
     """Return the BF16 patterns (uint16) of exponent and sign-mantissa bytes (uint8) of one shape: inverse of split."""
-    word: Words = (exponent.astype(np.uint16) << 8) | sign_mantissa
-    rotated: Words = (word >> 1) | (word << 15)
-    return rotated
+    word = (exponent.astype(np.uint16) << np.uint16(8)) | sign_mantissa.astype(np.uint16)
+    return (word >> np.uint16(1)) | (word << np.uint16(15))
