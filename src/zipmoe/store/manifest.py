@@ -1,23 +1,23 @@
-"""The manifest ``zipmoe.json``: what a packed folder contains and where (docs/format.md, section 2).
+"""The manifest ``zipmoe.json``: what a packed folder contains and where (docs/format.md).
 
 All offsets and lengths are bytes. A *record* is one contiguous, 4096-aligned run of bytes in one file: all matrices of one
-expert, or one dense matrix. Its *extents* are the parts that can be read and checked alone (``packed``; or ``E`` and ``SM``).
-Each matrix of the record occupies one *section* in every extent.
+expert, or one block of rows of a dense matrix. Its *extents* are the parts that can be read and checked alone (``packed``;
+or ``E`` and ``SM``). Each matrix of the record occupies one *section* in every extent.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
-
-from zipmoe.errors import ManifestError, NotAPackedFolderError, UnfinishedPackError
+from dataclasses import dataclass, field
 
 MANIFEST_NAME = "zipmoe.json"
 JOURNAL_NAME = "zipmoe-pack.journal"
 FORMAT_VERSION = 1
 ALIGNMENT_BYTES = 4096
+SECTION_ALIGNMENT_BYTES = 64
+DENSE_BLOCK_BYTES = 64 << 20
+"""A dense matrix is cut into blocks of rows of at most this many bytes of BF16, each packed as a record of its own."""
+RECORD_PREFIX = "zipmoe."
+"""Every record is a U8 tensor of this name prefix in its safetensors file."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class MatrixEntry:
     sections: tuple[Section, ...]
     """One per extent of the record, in the extents' order."""
     shard_bytes: tuple[int, ...] = ()
-    """Compressed bytes of each E-chunk shard; shard s holds rows ``rows*s//K`` up to ``rows*(s+1)//K``."""
+    """Compressed bytes of each E-chunk shard; shard s of K holds rows ``rows*s//K`` up to ``rows*(s+1)//K``."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Record:
-    """One expert or one dense matrix on disk."""
+    """One expert, or one block of rows of a dense matrix, on disk."""
 
     name: str
     """Tensor name in the safetensors file, e.g. ``zipmoe.model.layers.0.mlp.experts.17``."""
@@ -96,7 +96,10 @@ class DenseMatrix:
     """Full parameter name in the module tree, e.g. ``model.layers.0.self_attn.q_proj.weight``."""
     tied_parameters: tuple[str, ...]
     """Other parameters of the model that are tied to this one."""
-    record: Record
+    rows: int
+    columns: int
+    blocks: tuple[Record, ...]
+    """Consecutive blocks of rows, each a record with one matrix."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,15 @@ class UnpackedReason:
     reason: str
     tensors: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One safetensors file of the folder."""
+
+    bytes: int
+    xxh3_64: int | None
+    """Of the whole file; None for files of records, whose extents have checksums of their own."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +131,20 @@ class Manifest:
     """xxh3-64 (hex) over the names, dtypes, shapes and byte lengths of all source tensors plus samples of their data."""
     source_bytes: int
     codec: CodecSettings
-    files: dict[str, int]
-    """Every safetensors file of the folder (packed and plain) with its exact length in bytes."""
+    files: dict[str, FileEntry]
+    """Every safetensors file of the folder, packed and plain."""
     expert_groups: tuple[ExpertGroup, ...]
     dense: tuple[DenseMatrix, ...]
     unpacked: tuple[UnpackedReason, ...]
+    guard_tensor: str
+    """Name of the wrong-shaped tensor that makes Transformers refuse the folder when ZipMoE is not imported."""
     ignored_source_keys: tuple[str, ...] = ()
     """Checkpoint keys that the model itself ignores (for example multi-token prediction layers) and that were dropped."""
-    format_version: int = field(default=FORMAT_VERSION)
+    sidecar_files: dict[str, int] = field(default_factory=dict)
+    """xxh3-64 of every other file that was copied (tokenizer, generation config, ...), checked by ``zipmoe verify``."""
+    format_version: int = FORMAT_VERSION
 
     def records(self) -> list[Record]:
         """All records: experts by group and id, then dense matrices."""
-        return [r for g in self.expert_groups for r in g.records] + [d.record for d in self.dense]
+        experts = [record for group in self.expert_groups for record in group.records]
+        return experts + [block for matrix in self.dense for block in matrix.blocks]

@@ -1,0 +1,270 @@
+"""The original checkpoint on disk: its configuration and its tensors, read slice by slice and never mapped into memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from zipmoe import _native
+from zipmoe.errors import (
+    AlreadyPackedError,
+    DamagedCheckpointError,
+    NotACheckpointError,
+    UnsupportedCheckpointError,
+)
+
+CONFIG_NAME = "config.json"
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_FILE_NAME = "model.safetensors"
+FINGERPRINT_SAMPLE_BYTES = 4096
+
+_TORCH_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor of the checkpoint is and what it looks like."""
+
+    key: str
+    file: str
+    dtype: str
+    """As safetensors spells it, e.g. ``BF16``."""
+    shape: tuple[int, ...]
+    bytes: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """The dtype as torch knows it; None when torch has none."""
+        return _TORCH_DTYPES.get(self.dtype)
+
+
+class SourceCheckpoint:
+    """A Hugging Face checkpoint folder with safetensors weights.
+
+    Reading is thread-safe: every thread opens the files for itself, through ``pread`` so that no page of the checkpoint is
+    mapped into this process.
+
+    Raises:
+        NotACheckpointError: no such folder, no configuration, or no safetensors weights.
+        AlreadyPackedError: the folder is a packed one.
+        UnsupportedCheckpointError: the checkpoint carries a quantisation of its own.
+        DamagedCheckpointError: a file is missing, truncated, or does not hold what the index says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = _read_config(folder)
+        _refuse_quantized(folder, self.config)
+        self.tensors = _list_tensors(folder)
+        self._local = threading.local()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.bytes for info in self.tensors.values())
+
+    def read(self, key: str) -> torch.Tensor:
+        """The whole tensor ``key``."""
+        return self._slice(key)[...]
+
+    def read_rows(self, key: str, begin: int, end: int) -> torch.Tensor:
+        """``tensor[begin:end]`` along the first dimension, reading only these bytes."""
+        return self._slice(key)[begin:end]
+
+    def _slice(self, key: str) -> Any:
+        handles = self._local.__dict__
+        file = self.tensors[key].file
+        if file not in handles:
+            handles[file] = _open(self.folder / file)
+        try:
+            return handles[file].get_slice(key)
+        except SafetensorError as error:
+            raise DamagedCheckpointError(
+                f"cannot read tensor {key!r} of {self.folder / file}: {error}",
+                hint="download the checkpoint again",
+            ) from error
+
+    def fingerprint(self, keys: Iterable[str] | None = None) -> str:
+        """xxh3-64 (16 hex digits) over the names, dtypes and shapes of all tensors and over samples of their data.
+
+        The first and the last 4 KiB of every tensor are sampled: enough to tell two trainings of one architecture apart
+        without reading the checkpoint twice.
+        """
+        digest = bytearray()
+        for key in sorted(self.tensors if keys is None else keys):
+            info = self.tensors[key]
+            digest += f"{key}|{info.dtype}|{info.shape}|".encode()
+            rows = info.shape[0] if info.shape else 0
+            if rows:
+                row_bytes = max(1, info.bytes // rows)
+                sample = min(rows, max(1, FINGERPRINT_SAMPLE_BYTES // row_bytes))
+                for begin in {0, rows - sample}:
+                    piece = self.read_rows(key, begin, begin + sample).contiguous().view(-1).view(torch.uint8)
+                    head, tail = piece[:FINGERPRINT_SAMPLE_BYTES], piece[-FINGERPRINT_SAMPLE_BYTES:]
+                    digest += head.numpy().tobytes() + tail.numpy().tobytes()
+            if len(digest) > 1 << 20:  # fold, so that a checkpoint of many tensors does not pile up
+                digest = bytearray(_xxh3(digest).to_bytes(8, "little"))
+        return f"{_xxh3(digest):016x}"
+
+
+def _xxh3(data: bytes | bytearray) -> int:
+    import numpy as np
+
+    return int(_native.xxh3_64(np.frombuffer(bytes(data), dtype=np.uint8)))
+
+
+def resolve_source(source: str) -> Path:
+    """A local folder as it is; ``organisation/model`` is downloaded (or found in the cache) through the hub client.
+
+    Raises:
+        NotACheckpointError: neither exists.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        from huggingface_hub import snapshot_download
+
+        try:
+            return Path(
+                snapshot_download(source, ignore_patterns=["*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack"])
+            )
+        except Exception as error:
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise NotACheckpointError(
+                f"{source!r} is not a folder here and could not be downloaded: {first_line}",
+                hint="check the spelling and the connection, or pass the path of a downloaded checkpoint",
+            ) from error
+    what = "is a file, not a folder" if path.exists() else "does not exist"
+    raise NotACheckpointError(f"{source!r} {what}", hint="pass the folder that holds config.json and *.safetensors")
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise NotACheckpointError(
+            f"{str(folder)!r} is not a folder", hint="pass the folder that holds config.json and *.safetensors"
+        )
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        raise NotACheckpointError(
+            f"{str(folder)!r} has no {CONFIG_NAME}", hint="pass the folder that holds config.json and *.safetensors"
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise NotACheckpointError(f"{str(path)!r} is not readable JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise NotACheckpointError(f"{str(path)!r} does not hold a JSON object")
+    return config
+
+
+def _refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
+    quantization = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if not quantization:
+        return
+    method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
+    if method == "zipmoe":
+        raise AlreadyPackedError(
+            f"{str(folder)!r} is already packed", hint=f"run it: zipmoe run {folder} --prompt '...'"
+        )
+    raise UnsupportedCheckpointError(
+        f"{str(folder)!r} is a quantised checkpoint ({method}); ZipMoE packs BF16 weights",
+        hint="use the BF16 release of this model",
+    )
+
+
+def _list_tensors(folder: Path) -> dict[str, TensorInfo]:
+    index_path = folder / INDEX_NAME
+    if index_path.is_file():
+        expected = _read_index(index_path)
+        files = sorted(set(expected.values()))
+    elif (folder / SINGLE_FILE_NAME).is_file():
+        expected, files = {}, [SINGLE_FILE_NAME]
+    else:
+        other = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".h5")]
+        raise NotACheckpointError(
+            f"{str(folder)!r} has no safetensors weights"
+            + (f" (only {sorted(other)[0]} and the like)" if other else ""),
+            hint="ZipMoE reads model.safetensors, or the shards named in model.safetensors.index.json",
+        )
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        tensors.update(_list_file(folder, file))
+    for key, file in expected.items():
+        if key not in tensors or tensors[key].file != file:
+            raise DamagedCheckpointError(
+                f"{str(index_path)!r} says that {file} holds {key!r}, but it does not",
+                hint="download the checkpoint again",
+            )
+    return {key: tensors[key] for key in expected} if expected else tensors
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        if not all(isinstance(k, str) and isinstance(v, str) for k, v in weight_map.items()):
+            raise TypeError("weight_map must map tensor names to file names")
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise DamagedCheckpointError(
+            f"{str(path)!r} is not a readable index: {error!r}", hint="download the checkpoint again"
+        ) from error
+    if not weight_map:
+        raise DamagedCheckpointError(f"{str(path)!r} lists no tensor", hint="download the checkpoint again")
+    for file in set(weight_map.values()):
+        if Path(file).name != file:
+            raise DamagedCheckpointError(f"{str(path)!r} names a file outside the folder: {file!r}")
+    return dict(weight_map)
+
+
+def _open(path: Path) -> Any:
+    if not path.is_file():
+        raise DamagedCheckpointError(
+            f"shard {str(path)!r} is missing", hint="download the checkpoint again, or finish the download"
+        )
+    try:
+        return safe_open(path, framework="pt", backend="pread")
+    except (SafetensorError, OSError) as error:
+        raise DamagedCheckpointError(
+            f"shard {str(path)!r} is damaged: {error}", hint="download the checkpoint again, or finish the download"
+        ) from error
+
+
+def _list_file(folder: Path, file: str) -> dict[str, TensorInfo]:
+    handle = _open(folder / file)
+    found = {}
+    for key in handle.keys():  # noqa: SIM118 - not a dict
+        piece = handle.get_slice(key)
+        shape = tuple(piece.get_shape())
+        dtype = piece.get_dtype()
+        found[key] = TensorInfo(key, file, dtype, shape, _tensor_bytes(dtype, shape))
+    return found
+
+
+def _tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    bits = re.search(r"\d+", dtype)
+    bits_per_element = 8 if dtype == "BOOL" or bits is None else int(bits.group())
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count * bits_per_element // 8

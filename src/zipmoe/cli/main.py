@@ -1,0 +1,92 @@
+"""Entry point of the command line: ``zipmoe pack | inspect | verify | run``.
+
+Standard output carries data, standard error everything else. Errors that the user can do something about are one line and a
+hint, with exit code 2 for bad input and 1 for damaged data.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+from zipmoe._version import __version__
+from zipmoe.cli.inspect_command import inspect_command
+from zipmoe.cli.pack_command import pack_command
+from zipmoe.cli.run_command import run_command
+from zipmoe.cli.verify_command import verify_command
+from zipmoe.errors import ZipMoEError
+
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="zipmoe",
+    help="Run Mixture-of-Experts language models that are bigger than memory, without changing a single weight bit.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+app.command("pack")(pack_command)
+app.command("inspect")(inspect_command)
+app.command("verify")(verify_command)
+app.command("run")(run_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"zipmoe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def report_error(message: str, hint: str | None = None) -> None:
+    """Print an error as one line, and its hint as another, to standard error."""
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    if hint:
+        sys.stderr.write(f"hint: {hint}\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        The exit code: 0 done, 1 damaged data, 2 bad input, 130 interrupted.
+    """
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(args=arguments, prog_name="zipmoe", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        sys.stderr.write(f"{error.format_message()}\n")
+        return 2
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "zipmoe"
+        report_error(error.format_message(), f"see {path} --help")
+        return 2
+    except click.exceptions.Exit as error:
+        return int(error.exit_code)
+    except ZipMoEError as error:
+        report_error(str(error), error.hint)
+        return error.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        report_error("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_INTERRUPTED
+
+
+def console_script() -> None:
+    """What the installed ``zipmoe`` command calls."""
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""``zipmoe pack``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zipmoe.cli.progress import byte_progress, talk
+
+
+def pack_command(
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="Folder of a BF16 checkpoint, or organisation/model on the hub")
+    ],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="New folder for the packed model")],
+    codec: Annotated[str, typer.Option(help="fx3, zstd, lz4 or lz4hc")] = "fx3",
+    level: Annotated[
+        str | None, typer.Option(help="Compression level of zstd (or 'huf': Huffman coding only) and lz4hc")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="K: pieces into which the exponents of each expert matrix are cut (not for fx3)")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Encoders at work at once [default: one per core]")] = None,
+) -> None:
+    """Pack a checkpoint losslessly; run again after an interruption, it continues where it was."""
+    from zipmoe.codecs.registry import settings_from_options
+    from zipmoe.errors import InvalidArgumentError
+
+    parsed_level = _parse_level(level)
+    settings = settings_from_options(codec, parsed_level, shards)
+    if jobs is not None and jobs < 1:
+        raise InvalidArgumentError(f"--jobs {jobs} is not a positive number")
+
+    from zipmoe.checkpoint.source import resolve_source
+    from zipmoe.store.pack import PackProgress, pack
+
+    folder = resolve_source(source)
+    began = time.monotonic()
+    resumed = 0
+    total = 0
+    try:
+        with byte_progress() as bar:
+
+            def report(progress: PackProgress) -> None:
+                nonlocal resumed, total
+                resumed, total = progress.resumed_bytes, progress.total_bytes
+                bar.update(progress.done_bytes, progress.total_bytes, progress.stage)
+
+            manifest = pack(folder, destination, settings, jobs=jobs, report=report)
+    except KeyboardInterrupt:
+        talk("interrupted: run the same command again and it continues where it was")
+        raise
+    seconds = time.monotonic() - began
+    packed = sum(entry.bytes for entry in manifest.files.values())
+    left = sum(reason.bytes for reason in manifest.unpacked)
+    experts = sum(len(group.records) for group in manifest.expert_groups)
+    if resumed:
+        talk(f"continued an interrupted pack: {resumed / 1e9:.2f} GB were already there")
+    talk(
+        f"packed {experts} experts in {len(manifest.expert_groups)} layers and {len(manifest.dense)} dense matrices "
+        f"with {settings.name}: {manifest.source_bytes / 1e9:.3f} GB -> {packed / 1e9:.3f} GB "
+        f"(ratio {packed / manifest.source_bytes:.4f}) in {seconds:.1f} s, "
+        f"{(total - resumed) / 1e6 / max(seconds, 1e-9):.0f} MB/s"
+    )
+    talk(f"left as they are: {left / 1e6:.1f} MB (zipmoe inspect says why)")
+    typer.echo(destination)
+
+
+def _parse_level(level: str | None) -> int | str | None:
+    if level is None or level == "huf":
+        return level
+    try:
+        return int(level)
+    except ValueError:
+        from zipmoe.errors import InvalidArgumentError
+
+        raise InvalidArgumentError(
+            f"--level {level!r} is neither a number nor 'huf'", hint="for example: --codec zstd --level 3"
+        ) from None

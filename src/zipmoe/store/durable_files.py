@@ -1,0 +1,59 @@
+"""Files that are either complete or not there: written under a temporary name, flushed to the device, renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+PARTIAL_SUFFIX = ".partial"
+
+
+def partial_path(path: Path) -> Path:
+    """The temporary name under which ``path`` is written."""
+    return path.with_name(f".{path.name}{PARTIAL_SUFFIX}")
+
+
+def flush_to_device(file: IO[Any]) -> None:
+    """Flush Python's buffer and the kernel's, so that the bytes survive a power cut."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_directory(directory: Path) -> None:
+    """Make renames and new names inside ``directory`` durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(path: Path) -> None:
+    """Give the finished partial file of ``path`` its final name, durably."""
+    partial_path(path).replace(path)
+    flush_directory(path.parent)
+
+
+@contextmanager
+def durable_writer(path: Path) -> Iterator[IO[bytes]]:
+    """Open the partial file of ``path`` for writing; on success it replaces ``path``, on an exception it is removed."""
+    temporary = partial_path(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            flush_to_device(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    publish(path)
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
+    """Write ``value`` as UTF-8 JSON, durably and atomically."""
+    with durable_writer(path) as file:
+        file.write(json.dumps(value, indent=indent, ensure_ascii=False).encode())
+        file.write(b"\n")

@@ -1,0 +1,87 @@
+"""What a packed folder contains, as numbers for ``zipmoe inspect``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zipmoe.store.manifest import CodecSettings, Record, UnpackedReason
+from zipmoe.store.packed_folder import PackedFolder
+
+BFLOAT16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class PartSummary:
+    """Size of one part of the model before and after packing."""
+
+    name: str
+    experts: int
+    """0 for dense parts."""
+    matrices: int
+    bytes_before: int
+    bytes_after: int
+    """On disk, padding included."""
+
+    @property
+    def ratio(self) -> float:
+        """Packed over original size."""
+        return self.bytes_after / self.bytes_before if self.bytes_before else 1.0
+
+
+@dataclass(frozen=True)
+class FolderSummary:
+    """Everything ``zipmoe inspect`` prints."""
+
+    path: str
+    architecture: str
+    model_type: str
+    codec: CodecSettings
+    format_version: int
+    zipmoe_version: str
+    source_fingerprint: str
+    layers: tuple[PartSummary, ...]
+    dense: tuple[PartSummary, ...]
+    unpacked: tuple[UnpackedReason, ...]
+    ignored_source_keys: int
+    source_bytes: int
+    folder_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """All safetensors files of the folder over all tensors of the source."""
+        return self.folder_bytes / self.source_bytes
+
+
+def summarize(folder: PackedFolder) -> FolderSummary:
+    """Add up the manifest of an opened folder."""
+    manifest = folder.manifest
+    layers = tuple(
+        _part(group.path, len(group.records), list(group.records)) for group in manifest.expert_groups
+    )
+    dense = tuple(_part(matrix.parameter, 0, list(matrix.blocks)) for matrix in manifest.dense)
+    return FolderSummary(
+        path=str(folder.path),
+        architecture=manifest.architecture,
+        model_type=manifest.model_type,
+        codec=manifest.codec,
+        format_version=manifest.format_version,
+        zipmoe_version=manifest.zipmoe_version,
+        source_fingerprint=manifest.source_fingerprint,
+        layers=layers,
+        dense=dense,
+        unpacked=manifest.unpacked,
+        ignored_source_keys=len(manifest.ignored_source_keys),
+        source_bytes=manifest.source_bytes,
+        folder_bytes=folder.file_bytes,
+    )
+
+
+def _part(name: str, experts: int, records: list[Record]) -> PartSummary:
+    matrices = [matrix for record in records for matrix in record.matrices]
+    return PartSummary(
+        name,
+        experts,
+        len(matrices),
+        sum(m.rows * m.columns for m in matrices) * BFLOAT16_BYTES,
+        sum(record.length for record in records),
+    )
