@@ -1,0 +1,61 @@
+# make demo    environment, build, and the main job on the embedded demo model
+# make test    everything that CI runs
+# make help    the other targets
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE_BUILD := build/native
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt \
+           $(shell find src native -type f -name '*.py' -o -type f -name '*.[ch]pp')
+
+.PHONY: help setup demo test lint pytest test-slow test-native sanitize format clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/installed ## Debian packages where missing, virtual environment, build
+
+$(VENV)/bin/python:
+	scripts/system-packages.sh
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/installed: $(SOURCES) | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt '.[dev]'
+	@touch $@
+
+demo: setup ## Pack the demo model, write a story under a budget below its size, prove that nothing changed
+	$(BIN)/python demo/demo.py
+
+test: setup lint pytest test-native ## Everything that CI runs
+
+lint: setup ## ruff, mypy --strict, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(find native -name '*.[ch]pp')
+
+pytest: setup ## The Python tests
+	$(BIN)/python -m pytest tests -m 'not slow' -q
+
+test-slow: setup ## The tests that take minutes (the 8 GB model among them)
+	$(BIN)/python -m pytest tests -m slow -q
+
+test-native: ## Native tests under address and undefined-behaviour sanitizers, then under the thread sanitizer
+	scripts/system-packages.sh
+	$(MAKE) sanitize SANITIZER=address,undefined
+	$(MAKE) sanitize SANITIZER=thread
+
+sanitize:
+	cmake -S . -B $(NATIVE_BUILD)-$(SANITIZER) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DZIPMOE_BUILD_PYTHON=OFF \
+	  -DZIPMOE_BUILD_TESTS=ON -DZIPMOE_WARNINGS_AS_ERRORS=ON -DZIPMOE_SANITIZE=$(SANITIZER) -Wno-dev >/dev/null
+	cmake --build $(NATIVE_BUILD)-$(SANITIZER)
+	ctest --test-dir $(NATIVE_BUILD)-$(SANITIZER) --output-on-failure
+
+format: setup ## Format everything
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(BIN)/clang-format -i $$(find native -name '*.[ch]pp')
+
+clean: ## Remove builds and the virtual environment
+	rm -rf build $(VENV) demo/work

@@ -1,0 +1,39 @@
+// Planar codecs: exponents and sign-mantissa bytes apart, the exponents cut into K shards of rows that a
+// general-purpose compressor encodes one by one (docs/format.md, "Planar codecs").
+#pragma once
+#include "codec/codec.hpp"
+
+namespace zipmoe {
+
+// Rows of shard `shard` of `shards`. Some are empty when there are more shards than rows.
+RowRange shard_rows(uint64_t rows, uint64_t shards, uint64_t shard);
+
+// The shard that holds `row`.
+uint64_t shard_of_row(uint64_t rows, uint64_t shards, uint64_t row);
+
+// Everything but the compressor, which a subclass supplies.
+class PlanarCodec : public Codec {
+ public:
+  Capabilities capabilities() const final { return {.separable = true, .fused = false}; }
+  std::span<const SectionKind> section_kinds() const final;
+  EncodedMatrix encode(std::span<const uint16_t> weights, MatrixShape shape,
+                       const EncodeParameters& parameters) const final;
+  void validate(const MatrixView& matrix) const final;
+  void decode_rows(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end, uint16_t* out,
+                   InstructionSet instruction_set) const final;
+  uint64_t parallel_grain_rows(const MatrixView& matrix) const final;
+  RowRange split_at(const MatrixView& matrix, uint64_t row) const final;
+
+ protected:
+  // Appends the compressed form of `raw` (not empty) to `out`.
+  virtual void compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
+                              std::vector<uint8_t>& out) const = 0;
+
+  // Throws FormatError when `compressed` cannot be the form of `raw_bytes` bytes, as far as that is cheap to see.
+  virtual void validate_shard(std::span<const uint8_t> compressed, uint64_t raw_bytes) const = 0;
+
+  // Fills `raw` exactly, or throws FormatError.
+  virtual void decompress_shard(std::span<const uint8_t> compressed, std::span<uint8_t> raw) const = 0;
+};
+
+}  // namespace zipmoe

@@ -1,0 +1,26 @@
+#include "simd/kernels.hpp"
+
+#include "simd/instruction_set.hpp"
+
+namespace zipmoe::simd {
+
+const Kernels& kernels(InstructionSet instruction_set) {
+  static constexpr Kernels scalar = {fx3_decode_scalar, recombine_scalar};
+#if defined(__x86_64__)
+  static constexpr Kernels avx2 = {fx3_decode_avx2, recombine_avx2};
+  static constexpr Kernels avx512 = {fx3_decode_avx512, recombine_avx512};
+  switch (instruction_set) {
+    case InstructionSet::scalar:
+      return scalar;
+    case InstructionSet::avx2:
+      return avx2;
+    case InstructionSet::avx512:
+      return avx512;
+  }
+#else
+  (void)instruction_set;
+#endif
+  return scalar;
+}
+
+}  // namespace zipmoe::simd

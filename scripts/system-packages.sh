@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Install what the build needs from Debian or Ubuntu, if it is missing and we may; say what is missing otherwise.
+set -euo pipefail
+
+needed=()
+have_header() { echo "#include <$1>" | c++ -E -x c++ - >/dev/null 2>&1; }
+
+command -v c++ >/dev/null || needed+=(g++)
+command -v cmake >/dev/null || needed+=(cmake)
+command -v ninja >/dev/null || needed+=(ninja-build)
+if command -v c++ >/dev/null; then
+  have_header zstd.h || needed+=(libzstd-dev)
+  have_header lz4hc.h || needed+=(liblz4-dev)
+  have_header xxhash.h || needed+=(libxxhash-dev)
+else
+  needed+=(libzstd-dev liblz4-dev libxxhash-dev)
+fi
+python3 -c 'import ensurepip' 2>/dev/null || needed+=(python3-venv)
+python3 - <<'PYTHON' || needed+=(python3-dev)
+import pathlib, sys, sysconfig
+sys.exit(not pathlib.Path(sysconfig.get_paths()["include"], "Python.h").exists())
+PYTHON
+
+[ ${#needed[@]} -eq 0 ] && exit 0
+if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }; then
+  sudo=$([ "$(id -u)" -eq 0 ] || echo sudo)
+  echo "installing Debian packages: ${needed[*]}" >&2
+  $sudo apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "${needed[@]}" >/dev/null
+else
+  echo "error: please install these packages first: ${needed[*]}" >&2
+  exit 1
+fi
