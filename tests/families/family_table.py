@@ -7,6 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from zipmoe.store.manifest import CodecSettings
+
+CODECS = (
+    CodecSettings("fx3", None, 1),
+    CodecSettings("zstd", "huf", 2),
+    CodecSettings("lz4", None, 3),
+    CodecSettings("lz4hc", 9, 2),
+    CodecSettings("zstd", 3, 1),
+)
+"""FX3 packs every family; the others take turns."""
+
 VOCABULARY = 128
 SPECIAL_TOKENS = 16
 """The last ids of the vocabulary: never drawn as input; a configuration that wants an image token gets one of them."""
@@ -249,7 +260,9 @@ FAMILIES: dict[str, TinyFamily] = {
     ),
     "solar_open": TinyFamily(),
     "step3p7": TinyFamily({"text_config": {"sliding_window": 8, "n_routed_experts": 8}}),
-    "switch_transformers": TinyFamily({"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}, top_k=1),
+    "switch_transformers": TinyFamily(
+        {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "decoder_start_token_id": 0}, top_k=1
+    ),
     "unlimited_ocr": TinyFamily({"vision_config": {"sam_config": {"downsample_channels": [16, HIDDEN]}}}),
     "zaya": TinyFamily(
         {"num_experts_per_tok": 1, "router_hidden_size": 128},

@@ -132,17 +132,18 @@ def _randomise_table(table: torch.Tensor, generator: torch.Generator) -> None:
         table.copy_(torch.rand((table.shape[0], EXPERTS), generator=generator).argsort(dim=1)[:, : table.shape[1]])
 
 
-def tiny_inputs(family: str, *, batch: int = 2, seed: int = 7) -> dict[str, torch.Tensor]:
-    """Token ids (batch, TOKENS) without special ones, plus what else the family's forward pass wants."""
+def tiny_inputs(family: str, *, batch: int = 2, tokens: int = TOKENS, seed: int = 7) -> dict[str, torch.Tensor]:
+    """Token ids (batch, tokens) without special ones, plus what else the family's forward pass wants."""
     generator = torch.Generator().manual_seed(seed)
 
-    def ids(tokens: int) -> torch.Tensor:
-        return torch.randint(3, VOCABULARY - SPECIAL_TOKENS, (batch, tokens), generator=generator)
+    def ids(count: int) -> torch.Tensor:
+        return torch.randint(3, VOCABULARY - SPECIAL_TOKENS, (batch, count), generator=generator)
 
-    inputs = {"input_ids": ids(TOKENS)}
+    inputs = {"input_ids": ids(tokens)}
     if architecture(family).config_class().is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids(TOKENS // 2)
-    return inputs | {name: torch.tensor(values).expand(batch, -1) for name, values in FAMILIES[family].inputs.items()}
+        inputs["decoder_input_ids"] = ids((tokens + 1) // 2)
+    extra = {name: torch.tensor(values[:tokens]) for name, values in FAMILIES[family].inputs.items()}
+    return inputs | {name: values.expand(batch, -1) for name, values in extra.items()}
 
 
 @torch.no_grad()
