@@ -1,15 +1,20 @@
-"""The original checkpoint on disk: its configuration and its tensors, read slice by slice and never mapped into memory."""
+"""The original checkpoint on disk: its configuration and its tensors, read slice by slice and never mapped into
+memory.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import struct
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -52,18 +57,15 @@ class TensorInfo:
     """As safetensors spells it, e.g. ``BF16``."""
     shape: tuple[int, ...]
     bytes: int
-
-    @property
-    def torch_dtype(self) -> torch.dtype | None:
-        """The dtype as torch knows it; None when torch has none."""
-        return _TORCH_DTYPES.get(self.dtype)
+    offset: int
+    """Of the first byte in the file."""
 
 
 class SourceCheckpoint:
     """A Hugging Face checkpoint folder with safetensors weights.
 
-    Reading is thread-safe: every thread opens the files for itself, through ``pread`` so that no page of the checkpoint is
-    mapped into this process.
+    Reading is thread-safe and goes through ``pread`` of exactly the bytes asked for: no page of the checkpoint is
+    mapped into this process, and no tensor is read whole for the sake of a few rows.
 
     Raises:
         NotACheckpointError: no such folder, no configuration, or no safetensors weights.
@@ -77,7 +79,8 @@ class SourceCheckpoint:
         self.config = _read_config(folder)
         _refuse_quantized(folder, self.config)
         self.tensors = _list_tensors(folder)
-        self._local = threading.local()
+        self._descriptors: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     @property
     def total_bytes(self) -> int:
@@ -86,24 +89,52 @@ class SourceCheckpoint:
 
     def read(self, key: str) -> torch.Tensor:
         """The whole tensor ``key``."""
-        return self._slice(key)[...]
+        info = self.tensors[key]
+        return self._read_bytes(info, 0, info.bytes, info.shape)
 
     def read_rows(self, key: str, begin: int, end: int) -> torch.Tensor:
         """``tensor[begin:end]`` along the first dimension, reading only these bytes."""
-        return self._slice(key)[begin:end]
+        info = self.tensors[key]
+        row_bytes = info.bytes // max(1, info.shape[0])
+        return self._read_bytes(info, begin * row_bytes, (end - begin) * row_bytes, (end - begin, *info.shape[1:]))
 
-    def _slice(self, key: str) -> Any:
-        handles = self._local.__dict__
-        file = self.tensors[key].file
-        if file not in handles:
-            handles[file] = _open(self.folder / file)
-        try:
-            return handles[file].get_slice(key)
-        except SafetensorError as error:
-            raise DamagedCheckpointError(
-                f"cannot read tensor {key!r} of {self.folder / file}: {error}",
-                hint="download the checkpoint again",
-            ) from error
+    def _read_bytes(self, info: TensorInfo, offset: int, length: int, shape: tuple[int, ...]) -> torch.Tensor:
+        dtype = _TORCH_DTYPES.get(info.dtype)
+        if dtype is None:
+            raise UnsupportedCheckpointError(f"tensor {info.key!r} has the dtype {info.dtype}, unknown to torch")
+        data = np.empty(length, dtype=np.uint8)
+        done = 0
+        while done < length:
+            count = os.preadv(self._descriptor(info.file), [data[done:]], info.offset + offset + done)
+            if count == 0:
+                raise DamagedCheckpointError(
+                    f"shard {str(self.folder / info.file)!r} ends inside tensor {info.key!r}",
+                    hint="download the checkpoint again",
+                )
+            done += count
+        return torch.from_numpy(data).view(dtype).reshape(shape)
+
+    def _descriptor(self, file: str) -> int:
+        with self._lock:
+            if file not in self._descriptors:
+                try:
+                    self._descriptors[file] = os.open(self.folder / file, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise DamagedCheckpointError(
+                        f"cannot open {str(self.folder / file)!r}: {error.strerror}"
+                    ) from error
+            return self._descriptors[file]
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
 
     def fingerprint(self, keys: Iterable[str] | None = None) -> str:
         """xxh3-64 (16 hex digits) over the names, dtypes and shapes of all tensors and over samples of their data.
@@ -129,8 +160,6 @@ class SourceCheckpoint:
 
 
 def _xxh3(data: bytes | bytearray) -> int:
-    import numpy as np
-
     return int(_native.xxh3_64(np.frombuffer(bytes(data), dtype=np.uint8)))
 
 
@@ -237,34 +266,31 @@ def _read_index(path: Path) -> dict[str, str]:
     return dict(weight_map)
 
 
-def _open(path: Path) -> Any:
+def _list_file(folder: Path, file: str) -> dict[str, TensorInfo]:
+    path = folder / file
     if not path.is_file():
         raise DamagedCheckpointError(
             f"shard {str(path)!r} is missing", hint="download the checkpoint again, or finish the download"
         )
     try:
-        return safe_open(path, framework="pt", backend="pread")
-    except (SafetensorError, OSError) as error:
+        with safe_open(path, framework="pt", backend="pread"):
+            pass  # validates header, offsets and file length
+        with path.open("rb") as handle:
+            (length,) = struct.unpack("<Q", handle.read(8))
+            header = json.loads(handle.read(length))
+    except (SafetensorError, OSError, ValueError, struct.error) as error:
         raise DamagedCheckpointError(
             f"shard {str(path)!r} is damaged: {error}", hint="download the checkpoint again, or finish the download"
         ) from error
-
-
-def _list_file(folder: Path, file: str) -> dict[str, TensorInfo]:
-    handle = _open(folder / file)
-    found = {}
-    for key in handle.keys():  # noqa: SIM118 - not a dict
-        piece = handle.get_slice(key)
-        shape = tuple(piece.get_shape())
-        dtype = piece.get_dtype()
-        found[key] = TensorInfo(key, file, dtype, shape, _tensor_bytes(dtype, shape))
-    return found
-
-
-def _tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    bits = re.search(r"\d+", dtype)
-    bits_per_element = 8 if dtype == "BOOL" or bits is None else int(bits.group())
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count * bits_per_element // 8
+    header.pop("__metadata__", None)
+    return {
+        key: TensorInfo(
+            key,
+            file,
+            entry["dtype"],
+            tuple(entry["shape"]),
+            entry["data_offsets"][1] - entry["data_offsets"][0],
+            8 + length + entry["data_offsets"][0],
+        )
+        for key, entry in header.items()
+    }

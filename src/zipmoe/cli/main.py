@@ -1,7 +1,7 @@
 """Entry point of the command line: ``zipmoe pack | inspect | verify | run``.
 
-Standard output carries data, standard error everything else. Errors that the user can do something about are one line and a
-hint, with exit code 2 for bad input and 1 for damaged data.
+Standard output carries data, standard error everything else. Errors that the user can do something about are one line
+and a hint, with exit code 2 for bad input and 1 for damaged data.
 """
 
 from __future__ import annotations

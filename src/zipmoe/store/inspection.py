@@ -55,9 +55,7 @@ class FolderSummary:
 def summarize(folder: PackedFolder) -> FolderSummary:
     """Add up the manifest of an opened folder."""
     manifest = folder.manifest
-    layers = tuple(
-        _part(group.path, len(group.records), list(group.records)) for group in manifest.expert_groups
-    )
+    layers = tuple(_part(group.path, len(group.records), list(group.records)) for group in manifest.expert_groups)
     dense = tuple(_part(matrix.parameter, 0, list(matrix.blocks)) for matrix in manifest.dense)
     return FolderSummary(
         path=str(folder.path),

@@ -56,7 +56,8 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         if (folder / JOURNAL_NAME).exists():
             raise UnfinishedPackError(
-                f"{str(folder)!r} holds an interrupted pack", hint="run the same `zipmoe pack` command again: it continues"
+                f"{str(folder)!r} holds an interrupted pack",
+                hint="run the same `zipmoe pack` command again: it continues",
             )
         raise NotAPackedFolderError(
             f"{str(folder)!r} has no {MANIFEST_NAME}: it is not a packed model",

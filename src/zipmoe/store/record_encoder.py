@@ -43,7 +43,9 @@ def bfloat16_bits(matrix: torch.Tensor) -> npt.NDArray[np.uint16]:
 
 
 def dense_shards(settings: CodecSettings, rows: int, columns: int) -> int:
-    """Number of E-chunk shards of a block of a dense matrix."""
+    """Number of E-chunk shards of a block of a dense matrix (1 for codecs without shards)."""
+    if not next(codec.separable for codec in _native.codecs() if codec.name == settings.name):
+        return 1
     return min(rows, max(settings.shards, -(-rows * columns // LARGEST_DENSE_SHARD)))
 
 

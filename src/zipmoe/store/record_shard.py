@@ -1,7 +1,7 @@
 """Safetensors files whose tensors are records: U8, contiguous, at 4096-aligned offsets (docs/format.md).
 
-The header comes first in the file but the records' lengths are known last, so its space is reserved (names are known) and
-padded with spaces, as the safetensors format allows.
+The header comes first in the file but the records' lengths are known last, so its space is reserved (names are known)
+and padded with spaces, as the safetensors format allows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class RecordShardWriter:
         if done and os.fstat(self._file.fileno()).st_size < end:
             self._file.close()
             raise TruncatedShardError(
-                f"{str(partial)!r} is shorter than the journal says", hint="delete the destination folder and pack again"
+                f"{str(partial)!r} is shorter than the journal says",
+                hint="delete the destination folder and pack again",
             )
         self._file.truncate(end)
         self._file.seek(end)

@@ -130,9 +130,7 @@ class _Original:
         self._plan: PackPlan = plan_pack(model, source, min_dense_bytes=0)
         self._reader = ExpertReader(model, source, self._plan.expert_units)
         self._experts: dict[str, tuple[ExpertModules, int]] = {
-            plan.name: (plan.group, plan.expert)
-            for plan in self._plan.records()
-            if isinstance(plan, ExpertRecordPlan)
+            plan.name: (plan.group, plan.expert) for plan in self._plan.records() if isinstance(plan, ExpertRecordPlan)
         }
         self._blocks = {p.name: p for p in self._plan.records() if isinstance(p, DenseBlockPlan)}
 

@@ -1,0 +1,270 @@
+// Python face of the executor. Everything that may wait or compute runs without the GIL; waits are cut into slices so that
+// Ctrl-C is honoured.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/module.hpp"
+#include "runtime/engine.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace zipmoe {
+namespace {
+
+constexpr std::chrono::milliseconds kWaitSlice{50};
+
+using WeightBuffer = nb::ndarray<uint16_t, nb::c_contig, nb::device::cpu>;
+using RowNumbers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ExtentTuple = std::tuple<uint64_t, uint64_t, uint64_t>;
+using SectionPairs = std::vector<std::pair<uint64_t, uint64_t>>;
+using MatrixTuple = std::tuple<uint64_t, uint64_t, SectionPairs, std::vector<uint32_t>>;
+
+VerifyMode parse_verify_mode(const std::string& text) {
+  if (text == "always") return VerifyMode::always;
+  if (text == "first") return VerifyMode::first;
+  if (text == "never") return VerifyMode::never;
+  throw std::invalid_argument("verify must be always, first or never, not " + text);
+}
+
+IoMode parse_io_mode(const std::string& text) {
+  if (text == "auto") return IoMode::automatic;
+  if (text == "buffered") return IoMode::buffered;
+  throw std::invalid_argument("the I/O mode must be auto or buffered, not " + text);
+}
+
+uint32_t add_record(RecordTable& table, std::string record_name, uint32_t file, uint64_t offset, uint64_t length,
+                    const std::vector<ExtentTuple>& extents, const std::vector<MatrixTuple>& matrices) {
+  Record record{std::move(record_name), file, offset, length, {}, {}};
+  for (const auto& [extent_offset, extent_length, checksum] : extents) {
+    record.extents.push_back({extent_offset, extent_length, checksum});
+  }
+  for (const auto& [rows, columns, sections, shard_bytes] : matrices) {
+    RecordMatrix matrix{{rows, columns}, {}, shard_bytes};
+    for (const auto& [section_offset, section_length] : sections) {
+      matrix.sections.push_back({section_offset, section_length});
+    }
+    record.matrices.push_back(std::move(matrix));
+  }
+  return table.add_record(std::move(record));
+}
+
+// The threads of an engine do not exist in a forked child, so there nothing may be waited for: the child's copy is
+// abandoned, and every call refused.
+class ProcessBoundEngine {
+ public:
+  ProcessBoundEngine(const RecordTable& table, EngineOptions options)
+      : engine_(std::make_unique<Engine>(table, std::move(options))), process_(::getpid()) {}
+  ~ProcessBoundEngine() {
+    if (::getpid() != process_) static_cast<void>(engine_.release());
+  }
+  ProcessBoundEngine(const ProcessBoundEngine&) = delete;
+  ProcessBoundEngine& operator=(const ProcessBoundEngine&) = delete;
+
+  Engine& get() const {
+    if (::getpid() != process_) throw std::logic_error("the engine belongs to the process that opened it");
+    return *engine_;
+  }
+
+ private:
+  std::unique_ptr<Engine> engine_;
+  pid_t process_;
+};
+
+void init_engine(
+    ProcessBoundEngine* self, const RecordTable& table, const std::string& verify, uint32_t io_threads, uint32_t decode_threads,
+    const std::string& io_mode, const std::string& instruction_set, const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
+    const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes) {
+  EngineOptions options;
+  options.verify = parse_verify_mode(verify);
+  options.decode_threads = decode_threads;
+  options.instruction_set = instruction_set.empty() ? best_instruction_set() : parse_instruction_set(instruction_set);
+  options.reader.threads = io_threads;
+  options.reader.mode = parse_io_mode(io_mode);
+  for (const auto& [slot_bytes, slots] : size_classes) options.size_classes.push_back({slot_bytes, 0, slots});
+  for (const int64_t size_class : class_of_record) {
+    if (size_class < 0) {
+      options.class_of_record.push_back(ExpertCache::kNotCached);
+      continue;
+    }
+    options.class_of_record.push_back(static_cast<uint32_t>(size_class));
+    options.size_classes.at(static_cast<size_t>(size_class)).slot_limit += 1;
+  }
+  options.scratch_bytes = scratch_bytes;
+  nb::gil_scoped_release release;
+  new (self) ProcessBoundEngine(table, std::move(options));
+}
+
+// The next position of the open request; nothing when all experts were handed out.
+std::optional<uint32_t> next_expert(const ProcessBoundEngine& self) {
+  for (;;) {
+    RequestStep step;
+    {
+      nb::gil_scoped_release release;
+      step = self.get().next_expert(kWaitSlice);
+    }
+    if (step.kind == RequestStep::Kind::record) return step.position;
+    if (step.kind == RequestStep::Kind::finished) return std::nullopt;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
+std::pair<uint64_t, uint64_t> load_dense(const ProcessBoundEngine& self) {
+  LoadProgress progress;
+  {
+    nb::gil_scoped_release release;
+    progress = self.get().load_dense(kWaitSlice);
+  }
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  return {progress.bytes_done, progress.bytes_total};
+}
+
+void decode(const ProcessBoundEngine& self, uint32_t record, uint32_t matrix, uint64_t row_begin, uint64_t row_end,
+            WeightBuffer out) {
+  nb::gil_scoped_release release;
+  self.get().decode(record, matrix, row_begin, row_end, {out.data(), out.size()});
+}
+
+// Into a scratch buffer, from its beginning.
+void decode_to_scratch(const ProcessBoundEngine& self, uint32_t record, uint32_t matrix, uint64_t row_begin,
+                       uint64_t row_end, uint32_t scratch) {
+  nb::gil_scoped_release release;
+  Engine& engine = self.get();
+  const std::span<uint8_t> buffer = engine.scratch(scratch);
+  engine.decode(record, matrix, row_begin, row_end,
+                {reinterpret_cast<uint16_t*>(buffer.data()), buffer.size() / sizeof(uint16_t)});
+}
+
+void gather(const ProcessBoundEngine& self, const std::vector<uint32_t>& blocks, RowNumbers rows, WeightBuffer out) {
+  nb::gil_scoped_release release;
+  self.get().gather(blocks, {rows.data(), rows.size()}, {out.data(), out.size()});
+}
+
+// The array keeps the arena mapped, also after close(); it then reads as zeros.
+nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>> scratch(const ProcessBoundEngine& self, uint32_t index) {
+  const std::span<uint8_t> buffer = self.get().scratch(index);
+  auto arena = std::make_unique<std::shared_ptr<Arena>>(self.get().arena());
+  nb::capsule owner(arena.get(), [](void* pointer) noexcept { delete static_cast<std::shared_ptr<Arena>*>(pointer); });
+  arena.release();
+  return nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>>(buffer.data(), {buffer.size() / sizeof(uint16_t)}, owner);
+}
+
+nb::dict counters(const ProcessBoundEngine& self) {
+  EngineCounters counted;
+  {
+    nb::gil_scoped_release release;
+    counted = self.get().counters();
+  }
+  nb::dict result;
+  result["hits"] = counted.hits;
+  result["misses"] = counted.misses;
+  result["evictions"] = counted.evictions;
+  result["requests"] = counted.requests;
+  result["reads"] = counted.read.reads;
+  result["read_bytes"] = counted.read.bytes;
+  result["read_seconds"] = counted.read.busy_seconds;
+  result["read_latency_seconds"] = counted.read.latency_seconds;
+  result["longest_read_seconds"] = counted.read.longest_seconds;
+  result["verify_seconds"] = counted.verify_seconds;
+  result["wait_seconds"] = counted.wait_seconds;
+  result["decode_seconds"] = counted.decode_seconds;
+  result["decoded_bytes"] = counted.decoded_bytes;
+  return result;
+}
+
+std::vector<std::pair<uint64_t, uint32_t>> size_classes(const ProcessBoundEngine& self) {
+  std::vector<std::pair<uint64_t, uint32_t>> result;
+  for (const SizeClass& shape : self.get().size_classes()) result.emplace_back(shape.slot_bytes, shape.slots);
+  return result;
+}
+
+template <typename Call>
+auto without_gil(Call call) {
+  nb::gil_scoped_release release;
+  return call();
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  // Lives as long as the interpreter: the translator outlasts the module.
+  static PyObject* record_error_type = PyErr_NewExceptionWithDoc(
+      "zipmoe._native.RecordError", "A record could not be read: args are (fault, record index, message).", nullptr, nullptr);
+  if (record_error_type == nullptr) throw nb::python_error();
+  module.attr("RecordError") = nb::borrow(record_error_type);
+  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const RecordError& error) {
+      const std::string fault(name(error.fault()));
+      nb::tuple arguments = nb::make_tuple(fault, error.record(), error.what());
+      PyErr_SetObject(record_error_type, arguments.ptr());
+    } catch (const FileOpenError& error) {
+      nb::tuple arguments = nb::make_tuple(error.error_number(), error.what());
+      PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    }
+  });
+
+  nb::class_<RecordTable>(module, "RecordTable", "Files and records of one packed folder.")
+      .def(nb::init<const std::string&>(), "codec"_a)
+      .def("add_file", &RecordTable::add_file, "path"_a, "Returns the index of the file.")
+      .def("add_record", &add_record, "name"_a, "file"_a, "offset"_a, "length"_a, "extents"_a, "matrices"_a,
+           "extents: (offset, length, xxh3_64); matrices: (rows, columns, [(offset, length) per extent], shard bytes). "
+           "Returns the index of the record; ValueError if the geometry contradicts itself.")
+      .def("__len__", &RecordTable::size);
+
+  nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
+      .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a, "io_mode"_a,
+           "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
+           "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense.")
+      .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
+      .def(
+          "begin_request",
+          [](const ProcessBoundEngine& self, std::vector<uint32_t> records, bool ascending) {
+            without_gil([&] {
+              self.get().begin_request(std::move(records),
+                                       ascending ? HandOutOrder::ascending : HandOutOrder::as_available);
+            });
+          },
+          "records"_a, "ascending"_a)
+      .def("next_expert", &next_expert, "Position of the next resident record in the request's list, or None.")
+      .def("end_request", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().end_request(); }); })
+      .def("decode", &decode, "record"_a, "matrix"_a, "row_begin"_a, "row_end"_a, "out"_a)
+      .def("decode_to_scratch", &decode_to_scratch, "record"_a, "matrix"_a, "row_begin"_a, "row_end"_a, "scratch"_a)
+      .def("gather", &gather, "blocks"_a, "rows"_a, "out"_a)
+      .def("scratch", &scratch, "index"_a, "The scratch buffer as uint16 array, without copying.")
+      .def(
+          "resize_pool",
+          [](const ProcessBoundEngine& self, uint32_t size_class, uint32_t slots) {
+            without_gil([&] { self.get().resize_pool(size_class, slots); });
+          },
+          "size_class"_a, "slots"_a)
+      .def("resident", [](const ProcessBoundEngine& self, uint32_t record) { return self.get().resident(record); },
+           "record"_a)
+      .def("counters", &counters)
+      .def_prop_ro("size_classes", &size_classes)
+      .def_prop_ro("fixed_bytes", [](const ProcessBoundEngine& self) { return self.get().fixed_bytes(); })
+      .def_prop_ro("pool_bytes", [](const ProcessBoundEngine& self) { return self.get().pool_bytes(); })
+      .def_prop_ro("io_mode", [](const ProcessBoundEngine& self) { return self.get().io_mode(); })
+      .def_prop_ro("fallback_reason", [](const ProcessBoundEngine& self) { return self.get().fallback_reason(); })
+      .def("close", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().close(); }); });
+}
+
+}  // namespace zipmoe

@@ -1,0 +1,42 @@
+// The one large memory region of the engine: dense records, scratch and expert slots. Address space is reserved at once;
+// memory is made usable region by region, touched when it is first written and then reused for ever, because fresh pages
+// cost more than the disk.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace zipmoe {
+
+inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+// Readable bytes after the arena's last byte that may be asked for: decoders read whole vectors past the end of a section.
+inline constexpr uint64_t kReadableTailBytes = 4096;
+
+constexpr uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr uint64_t round_down(uint64_t value, uint64_t multiple) { return value / multiple * multiple; }
+
+class Arena {
+ public:
+  // Reserves address space only; throws std::system_error.
+  explicit Arena(uint64_t bytes);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  uint8_t* data() const { return base_; }  // 2 MiB aligned
+  uint64_t bytes() const { return bytes_; }
+
+  // Makes a range readable and writable and asks for huge pages; throws std::system_error.
+  void commit(uint64_t offset, uint64_t length);
+  // Gives the memory of the whole huge pages inside the range back to the system; they read as zeros afterwards.
+  void release(uint64_t offset, uint64_t length) noexcept;
+
+ private:
+  uint8_t* base_ = nullptr;
+  uint64_t bytes_ = 0;
+  void* mapping_ = nullptr;
+  uint64_t mapping_bytes_ = 0;
+};
+
+}  // namespace zipmoe

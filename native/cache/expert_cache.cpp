@@ -1,0 +1,192 @@
+#include "cache/expert_cache.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace zipmoe {
+
+ExpertCache::ExpertCache(Arena& arena, uint64_t base_offset, std::vector<SizeClass> classes,
+                         std::vector<uint32_t> class_of_record, std::string_view policy)
+    : arena_(arena), classes_(std::move(classes)) {
+  const auto record_count = static_cast<uint32_t>(class_of_record.size());
+  uint64_t offset = round_up(base_offset, kHugePageBytes);
+  for (SizeClass& size_class : classes_) {
+    if (size_class.slot_bytes == 0 || size_class.slot_bytes % 4096 != 0) {
+      throw std::invalid_argument("slots must be a multiple of 4096 bytes");
+    }
+    Pool pool;
+    pool.offset = offset;
+    pool.policy = make_eviction_policy(policy, record_count);
+    pools_.push_back(std::move(pool));
+    offset = round_up(offset + size_class.slot_bytes * size_class.slot_limit, kHugePageBytes);
+  }
+  entries_.resize(class_of_record.size());
+  for (size_t i = 0; i < class_of_record.size(); ++i) {
+    if (class_of_record[i] != kNotCached && class_of_record[i] >= classes_.size()) {
+      throw std::invalid_argument("record " + std::to_string(i) + " has an unknown size class");
+    }
+    entries_[i].size_class = class_of_record[i];
+  }
+  for (uint32_t i = 0; i < classes_.size(); ++i) resize(i, std::exchange(classes_[i].slots, 0));
+}
+
+uint64_t ExpertCache::reserved_bytes(const std::vector<SizeClass>& classes) {
+  uint64_t bytes = kHugePageBytes;  // the pool's beginning is rounded up
+  for (const SizeClass& size_class : classes) {
+    bytes += round_up(size_class.slot_bytes * size_class.slot_limit, kHugePageBytes);
+  }
+  return bytes;
+}
+
+const ExpertCache::Entry& ExpertCache::entry(RecordIndex record) const {
+  if (record >= entries_.size()) throw std::out_of_range("no record " + std::to_string(record));
+  return entries_[record];
+}
+
+ExpertCache::Entry& ExpertCache::cached_entry(RecordIndex record) {
+  if (record >= entries_.size() || entries_[record].size_class == kNotCached) {
+    throw std::out_of_range("record " + std::to_string(record) + " is not an expert");
+  }
+  return entries_[record];
+}
+
+uint8_t* ExpertCache::slot_data(uint32_t size_class, uint32_t slot) const {
+  return arena_.data() + pools_[size_class].offset + classes_[size_class].slot_bytes * slot;
+}
+
+const uint8_t* ExpertCache::data(RecordIndex record) const {
+  const Entry& found = entry(record);
+  if (found.state != State::resident) throw std::logic_error("record " + std::to_string(record) + " is not resident");
+  return slot_data(found.size_class, found.slot);
+}
+
+std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class) const {
+  return pools_[size_class].policy->victim([this](RecordIndex record) { return entries_[record].pins == 0; });
+}
+
+uint8_t* ExpertCache::acquire(RecordIndex record) {
+  Entry& wanted = cached_entry(record);
+  if (wanted.state != State::absent) throw std::logic_error("record " + std::to_string(record) + " has a slot already");
+  Pool& pool = pools_[wanted.size_class];
+  if (pool.free_slots.empty()) {
+    const std::optional<RecordIndex> evicted = victim(wanted.size_class);
+    if (!evicted) return nullptr;
+    evict(*evicted);
+  }
+  wanted.slot = pool.free_slots.back();
+  pool.free_slots.pop_back();
+  pool.occupants[wanted.slot] = record;
+  wanted.state = State::filling;
+  wanted.pins = 1;
+  return slot_data(wanted.size_class, wanted.slot);
+}
+
+void ExpertCache::admit(RecordIndex record) {
+  Entry& found = cached_entry(record);
+  if (found.state != State::filling) throw std::logic_error("admitted a record that was not being read");
+  found.state = State::resident;
+  pools_[found.size_class].policy->admitted(record);
+}
+
+void ExpertCache::discard(RecordIndex record) {
+  Entry& found = cached_entry(record);
+  if (found.state != State::filling) throw std::logic_error("discarded a record that was not being read");
+  Pool& pool = pools_[found.size_class];
+  pool.occupants[found.slot].reset();
+  pool.free_slots.push_back(found.slot);
+  found.state = State::absent;
+  found.pins = 0;
+}
+
+void ExpertCache::evict(RecordIndex record) {
+  Entry& found = cached_entry(record);
+  if (found.state != State::resident || found.pins > 0) throw std::logic_error("evicted a record that is in use");
+  Pool& pool = pools_[found.size_class];
+  pool.policy->removed(record);
+  pool.occupants[found.slot].reset();
+  pool.free_slots.push_back(found.slot);
+  found.state = State::absent;
+  ++evictions_;
+}
+
+void ExpertCache::pin(RecordIndex record) {
+  Entry& found = cached_entry(record);
+  if (found.state != State::resident) throw std::logic_error("pinned a record that is not resident");
+  ++found.pins;
+}
+
+void ExpertCache::unpin(RecordIndex record) {
+  Entry& found = cached_entry(record);
+  if (found.pins == 0) throw std::logic_error("unpinned a record that is not pinned");
+  --found.pins;
+}
+
+void ExpertCache::used(RecordIndex record) {
+  Entry& found = cached_entry(record);
+  if (found.state != State::resident) throw std::logic_error("used a record that is not resident");
+  pools_[found.size_class].policy->used(record);
+}
+
+void ExpertCache::resize(uint32_t size_class, uint32_t slots) {
+  SizeClass& shape = classes_.at(size_class);
+  Pool& pool = pools_[size_class];
+  if (slots > shape.slot_limit) throw std::invalid_argument("more slots than records");
+  for (const std::optional<RecordIndex>& occupant : pool.occupants) {
+    if (occupant && entries_[*occupant].pins > 0) throw std::logic_error("the pool was resized during a request");
+  }
+  const uint32_t old_slots = shape.slots;
+  if (slots > old_slots) {
+    arena_.commit(pool.offset, shape.slot_bytes * slots);
+    pool.occupants.resize(slots);
+    shape.slots = slots;
+    // Low slots are used first, so that a later shrink has little to move.
+    std::vector<uint32_t> fresh;
+    for (uint32_t slot = slots; slot > old_slots; --slot) fresh.push_back(slot - 1);
+    pool.free_slots.insert(pool.free_slots.begin(), fresh.begin(), fresh.end());
+    return;
+  }
+  uint32_t survivors = old_slots - static_cast<uint32_t>(pool.free_slots.size());
+  while (survivors > slots) {
+    evict(*victim(size_class));
+    --survivors;
+  }
+  std::sort(pool.free_slots.begin(), pool.free_slots.end(), std::greater<>());
+  for (uint32_t slot = slots; slot < old_slots; ++slot) {
+    if (!pool.occupants[slot]) continue;
+    const RecordIndex moved = *pool.occupants[slot];
+    const uint32_t target = pool.free_slots.back();  // the lowest free slot; below `slots`, as the survivors fit there
+    pool.free_slots.pop_back();
+    std::memcpy(slot_data(size_class, target), slot_data(size_class, slot), shape.slot_bytes);
+    pool.occupants[target] = moved;
+    entries_[moved].slot = target;
+  }
+  std::erase_if(pool.free_slots, [slots](uint32_t slot) { return slot >= slots; });
+  pool.occupants.resize(slots);
+  shape.slots = slots;
+  const uint64_t kept_bytes = shape.slot_bytes * slots;
+  arena_.release(pool.offset + kept_bytes,
+                 round_up(shape.slot_bytes * old_slots, kHugePageBytes) - kept_bytes);
+}
+
+uint64_t ExpertCache::slot_count() const {
+  uint64_t count = 0;
+  for (const SizeClass& shape : classes_) count += shape.slots;
+  return count;
+}
+
+uint64_t ExpertCache::pool_bytes() const {
+  uint64_t bytes = 0;
+  for (const SizeClass& shape : classes_) bytes += shape.slot_bytes * shape.slots;
+  return bytes;
+}
+
+uint64_t ExpertCache::resident_records() const {
+  uint64_t count = 0;
+  for (const Entry& found : entries_) count += found.state == State::resident ? 1 : 0;
+  return count;
+}
+
+}  // namespace zipmoe

@@ -1,0 +1,86 @@
+// The compressed pool: fixed slots in the arena, which record lies in which slot, and who may not be evicted.
+// Slots come in size classes, so that groups of small experts do not waste the space of the largest; within a class any
+// record fits into any slot and nothing fragments. Not thread-safe: the executor owns it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "cache/arena.hpp"
+#include "cache/eviction_policy.hpp"
+
+namespace zipmoe {
+
+struct SizeClass {
+  uint64_t slot_bytes = 0;  // multiple of 4096
+  uint32_t slot_limit = 0;  // most slots that this class will ever have: the number of its records
+  uint32_t slots = 0;       // slots now
+};
+
+class ExpertCache {
+ public:
+  static constexpr uint32_t kNotCached = UINT32_MAX;  // class of records that never enter the cache (dense ones)
+
+  // `base_offset`: where in the arena the pool begins. `class_of_record` has one entry per record.
+  ExpertCache(Arena& arena, uint64_t base_offset, std::vector<SizeClass> classes, std::vector<uint32_t> class_of_record,
+              std::string_view policy);
+
+  // Address space that a pool of these classes needs at most.
+  static uint64_t reserved_bytes(const std::vector<SizeClass>& classes);
+
+  bool resident(RecordIndex record) const { return entry(record).state == State::resident; }
+  bool pinned(RecordIndex record) const { return entry(record).pins > 0; }
+  const uint8_t* data(RecordIndex record) const;
+
+  // A slot for a record that is to be read, evicting if need be; the record is pinned and not resident until admit().
+  // nullptr if every slot of the class is pinned.
+  uint8_t* acquire(RecordIndex record);
+  void admit(RecordIndex record);    // its bytes are there and verified; stays pinned
+  void discard(RecordIndex record);  // reading failed: the slot is free again
+  void evict(RecordIndex record);    // must be resident and not pinned
+  void pin(RecordIndex record);
+  void unpin(RecordIndex record);
+  void used(RecordIndex record);
+
+  // Changes the number of slots of a class between requests (nothing may be pinned). Shrinking keeps the records that the
+  // policy would keep and gives the memory back.
+  void resize(uint32_t size_class, uint32_t slots);
+
+  uint32_t size_class(RecordIndex record) const { return entry(record).size_class; }
+  const std::vector<SizeClass>& classes() const { return classes_; }
+  uint64_t slot_count() const;
+  uint64_t pool_bytes() const;
+  uint64_t resident_records() const;
+  uint64_t evictions() const { return evictions_; }
+
+ private:
+  enum class State : uint8_t { absent, filling, resident };
+  struct Entry {
+    uint32_t size_class = kNotCached;
+    uint32_t slot = 0;
+    uint32_t pins = 0;
+    State state = State::absent;
+  };
+  struct Pool {
+    uint64_t offset = 0;               // in the arena
+    std::vector<uint32_t> free_slots;  // the next one to use is last
+    std::vector<std::optional<RecordIndex>> occupants;
+    std::unique_ptr<EvictionPolicy> policy;
+  };
+
+  const Entry& entry(RecordIndex record) const;
+  Entry& cached_entry(RecordIndex record);
+  uint8_t* slot_data(uint32_t size_class, uint32_t slot) const;
+  std::optional<RecordIndex> victim(uint32_t size_class) const;
+
+  Arena& arena_;
+  std::vector<SizeClass> classes_;
+  std::vector<Pool> pools_;
+  std::vector<Entry> entries_;
+  uint64_t evictions_ = 0;
+};
+
+}  // namespace zipmoe

@@ -1,0 +1,57 @@
+// Reads of aligned byte ranges of files into memory: the one interface that the executor knows, whatever carries the reads out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace zipmoe {
+
+// Offsets, lengths and destinations of all reads are multiples of this: what direct I/O asks for on every common device.
+inline constexpr uint64_t kReadAlignmentBytes = 4096;
+
+struct ReadCompletion {
+  uint64_t tag = 0;
+  // Bytes that arrived before the end of the file; fewer than asked for means that the file is too short.
+  uint64_t bytes = 0;
+  // errno of the first failure, 0 = none.
+  int error_number = 0;
+};
+
+// Receives completions, in any order, on a thread of the reader. Must not block for long: it may do work on the bytes.
+class ReadSink {
+ public:
+  virtual ~ReadSink() = default;
+  virtual void read_completed(const ReadCompletion& completion) noexcept = 0;
+};
+
+struct ReadJob {
+  uint32_t file = 0;  // index of the file in the reader
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  uint8_t* destination = nullptr;
+  uint64_t tag = 0;  // returned with the completion
+  ReadSink* sink = nullptr;
+};
+
+struct ReadCounters {
+  uint64_t reads = 0;
+  uint64_t bytes = 0;
+  double busy_seconds = 0;     // time during which at least one read was outstanding
+  double latency_seconds = 0;  // sum over all reads, from submission to completion
+  double longest_seconds = 0;  // the slowest read
+};
+
+class Reader {
+ public:
+  virtual ~Reader() = default;
+  // Queues one read; blocks while the queue is full. Every submitted read is completed exactly once, if need be with an error.
+  // Must not be called from a sink.
+  virtual void submit(const ReadJob& job) = 0;
+  virtual ReadCounters counters() const = 0;
+  // "direct" or "buffered".
+  virtual std::string mode() const = 0;
+  // Why reads are not direct; empty if they are.
+  virtual std::string fallback_reason() const = 0;
+};
+
+}  // namespace zipmoe

@@ -1,0 +1,126 @@
+// The executor: owns the arena, the reader, the expert cache and the decoding threads. Knows records, extents, bytes; no
+// model families. Calls are serialised; one request at a time.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/arena.hpp"
+#include "cache/expert_cache.hpp"
+#include "io/thread_pool_reader.hpp"
+#include "runtime/expert_request.hpp"
+#include "runtime/record_loader.hpp"
+#include "runtime/record_table.hpp"
+#include "runtime/record_verifier.hpp"
+#include "runtime/row_decoder.hpp"
+
+namespace zipmoe {
+
+struct EngineOptions {
+  VerifyMode verify = VerifyMode::always;
+  uint32_t decode_threads = 1;
+  InstructionSet instruction_set = InstructionSet::scalar;
+  ThreadPoolReaderOptions reader;
+  std::vector<SizeClass> size_classes;
+  std::vector<uint32_t> class_of_record;     // ExpertCache::kNotCached: resident from the start (dense)
+  std::vector<uint64_t> scratch_bytes;       // one buffer each
+  std::string eviction_policy = "lru";
+};
+
+struct EngineCounters {
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t evictions = 0;
+  uint64_t requests = 0;
+  uint64_t decoded_bytes = 0;  // of BF16
+  double decode_seconds = 0;
+  double verify_seconds = 0;  // summed over the reader's threads
+  double wait_seconds = 0;    // callers waiting for experts
+  ReadCounters read;
+};
+
+struct LoadProgress {
+  uint64_t bytes_done = 0;
+  uint64_t bytes_total = 0;
+  bool finished() const { return bytes_done == bytes_total; }
+};
+
+class Engine {
+ public:
+  // Reserves and lays out the memory and opens the files; throws FileOpenError, std::system_error, std::invalid_argument.
+  Engine(RecordTable table, EngineOptions options);
+  // The same with a reader of the caller's.
+  Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader> reader);
+  ~Engine();
+
+  // Reads the dense records, some further at every call; throws RecordError.
+  LoadProgress load_dense(std::chrono::milliseconds timeout);
+
+  // Starts a request; throws std::logic_error if one is open.
+  void begin_request(std::vector<RecordIndex> records, HandOutOrder order);
+  RequestStep next_expert(std::chrono::milliseconds timeout);
+  // Ends the open request, if there is one.
+  void end_request();
+
+  // Decodes rows row_begin .. row_end - 1 of a matrix into a buffer of at least that many weights. The record must be dense
+  // and loaded, or handed out by the open request.
+  void decode(RecordIndex record, uint32_t matrix, uint64_t row_begin, uint64_t row_end, std::span<uint16_t> out);
+  // The same for single rows of a dense matrix that is cut into `blocks` (records with one matrix each, of consecutive
+  // rows): out [rows.size()][columns], in the given order.
+  void gather(std::span<const RecordIndex> blocks, std::span<const int64_t> rows, std::span<uint16_t> out);
+
+  std::span<uint8_t> scratch(uint32_t index) const { return scratch_.at(index); }
+  std::shared_ptr<Arena> arena() const { return arena_; }
+
+  // Between requests only; throws std::logic_error otherwise.
+  void resize_pool(uint32_t size_class, uint32_t slots);
+  std::vector<SizeClass> size_classes() const;
+  // Arena memory of the dense records and the scratch buffers, rounding included.
+  uint64_t fixed_bytes() const { return fixed_bytes_; }
+  uint64_t pool_bytes() const;
+  bool resident(RecordIndex record) const;
+
+  // Gives the memory back. Everything but the counters throws std::logic_error afterwards; idempotent.
+  void close();
+
+  EngineCounters counters() const;
+  std::string io_mode() const { return io_mode_; }
+  std::string fallback_reason() const { return fallback_reason_; }
+  const RecordTable& table() const { return table_; }
+
+ private:
+  void require_open() const;
+  void account_request();
+  MatrixView readable_view(RecordIndex record, uint32_t matrix) const;
+
+  const RecordTable table_;
+  const EngineOptions options_;
+  const uint64_t fixed_bytes_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<Arena> arena_;  // outlives the engine while somebody holds one of its buffers
+  RecordVerifier verifier_;
+  std::vector<uint64_t> dense_offsets_;  // by record; in the arena
+  std::vector<bool> dense_loaded_;       // by record
+  std::vector<RecordIndex> dense_;
+  size_t dense_started_ = 0;
+  LoadProgress dense_progress_;
+  std::vector<std::span<uint8_t>> scratch_;
+  std::unique_ptr<ExpertCache> cache_;
+  std::unique_ptr<RowDecoder> decoder_;
+  std::unique_ptr<RecordLoader> loader_;
+  std::unique_ptr<ExpertRequest> request_;
+  std::optional<RecordIndex> handed_out_;
+  std::vector<RecordIndex> requested_;
+  EngineCounters counters_;
+  std::string io_mode_;
+  std::string fallback_reason_;
+  bool closed_ = false;
+};
+
+}  // namespace zipmoe

@@ -1,0 +1,138 @@
+#include "runtime/expert_request.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace zipmoe {
+
+ExpertRequest::ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vector<RecordIndex> records,
+                             HandOutOrder order)
+    : cache_(cache), loader_(loader), order_(order), left_(records.size()) {
+  items_.reserve(records.size());
+  for (uint32_t i = 0; i < records.size(); ++i) {
+    const bool hit = cache_.resident(records[i]);
+    items_.push_back({records[i], i, hit ? State::hit : State::unissued});
+    hits_ += hit ? 1 : 0;
+  }
+  if (order == HandOutOrder::ascending) {
+    std::sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.record < b.record; });
+  } else {
+    std::stable_partition(items_.begin(), items_.end(), [](const Item& item) { return item.state == State::hit; });
+  }
+  for (const Item& item : items_) {
+    if (item.state == State::hit) cache_.pin(item.record);
+  }
+  issue_reads();
+}
+
+ExpertRequest::~ExpertRequest() {
+  while (reading_ > 0) {
+    if (const auto outcome = loader_.wait(std::chrono::milliseconds(1000))) settle(*outcome);
+  }
+  for (const Item& item : items_) {
+    if (item.state == State::hit || item.state == State::ready || item.state == State::handed_out) {
+      cache_.unpin(item.record);
+    }
+  }
+}
+
+void ExpertRequest::issue_reads() {
+  for (; next_unissued_ < items_.size(); ++next_unissued_) {
+    Item& item = items_[next_unissued_];
+    if (item.state != State::unissued) continue;
+    uint8_t* slot = cache_.acquire(item.record);
+    if (slot == nullptr) return;
+    item.state = State::reading;
+    ++reading_;
+    loader_.start(item.record, slot);
+  }
+}
+
+// Ascending order only. When hits with larger numbers hold all the slots that the next expert could use, the largest of them
+// gives way and is read again later. Each record is still read at most once by this request.
+void ExpertRequest::make_room_for_head() {
+  while (items_[head_].state == State::unissued) {
+    const uint32_t size_class = cache_.size_class(items_[head_].record);
+    size_t sacrifice = items_.size();
+    while (--sacrifice > head_) {
+      if (items_[sacrifice].state == State::hit && cache_.size_class(items_[sacrifice].record) == size_class) break;
+    }
+    if (sacrifice == head_) return;  // the slots are with reads under way, or with records that others pinned
+    Item& item = items_[sacrifice];
+    cache_.unpin(item.record);
+    if (!cache_.pinned(item.record)) cache_.evict(item.record);
+    item.state = State::unissued;
+    --hits_;
+    issue_reads();
+  }
+}
+
+void ExpertRequest::settle(const LoadOutcome& outcome) {
+  const auto found = std::find_if(items_.begin(), items_.end(), [&](const Item& item) {
+    return item.record == outcome.record && item.state == State::reading;
+  });
+  if (found == items_.end()) return;
+  --reading_;
+  if (outcome.failure) {
+    cache_.discard(outcome.record);
+    found->state = State::released;
+    if (!failure_) {
+      failure_ = outcome.failure;
+      failed_record_ = outcome.record;
+    }
+    return;
+  }
+  cache_.admit(outcome.record);
+  found->state = State::ready;
+  ready_.push_back(static_cast<size_t>(found - items_.begin()));
+}
+
+std::optional<size_t> ExpertRequest::choose() const {
+  if (head_ < items_.size()) {
+    const State state = items_[head_].state;
+    if (state == State::hit || (order_ == HandOutOrder::ascending && state == State::ready)) return head_;
+  }
+  if (order_ == HandOutOrder::as_available && !ready_.empty()) return ready_.front();
+  return std::nullopt;
+}
+
+void ExpertRequest::release_current() {
+  if (!current_) return;
+  cache_.unpin(items_[*current_].record);
+  items_[*current_].state = State::released;
+  current_.reset();
+}
+
+RequestStep ExpertRequest::next(std::chrono::milliseconds timeout) {
+  release_current();
+  const auto begin = std::chrono::steady_clock::now();
+  const auto deadline = begin + timeout;
+  while (const auto outcome = loader_.wait(std::chrono::milliseconds(0))) settle(*outcome);
+  for (;;) {
+    if (failure_) throw RecordError(failure_->fault, failed_record_, failure_->message);
+    if (left_ == 0) return {RequestStep::Kind::finished};
+    issue_reads();
+    if (order_ == HandOutOrder::ascending) make_room_for_head();
+    if (const std::optional<size_t> chosen = choose()) {
+      Item& item = items_[*chosen];
+      if (order_ == HandOutOrder::as_available && item.state == State::ready) {
+        ready_.pop_front();
+      } else {
+        ++head_;
+      }
+      item.state = State::handed_out;
+      cache_.used(item.record);
+      current_ = chosen;
+      --left_;
+      return {RequestStep::Kind::record, item.position};
+    }
+    const auto now = std::chrono::steady_clock::now();
+    const auto remaining = std::chrono::ceil<std::chrono::milliseconds>(deadline - now);
+    if (remaining.count() <= 0) return {RequestStep::Kind::waiting};
+    const auto outcome = loader_.wait(remaining);
+    wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - now).count();
+    if (outcome) settle(*outcome);
+  }
+}
+
+}  // namespace zipmoe

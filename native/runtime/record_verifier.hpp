@@ -1,0 +1,36 @@
+// Decides what is checked before the bytes of a record may be used, and checks it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "runtime/record_error.hpp"
+#include "runtime/record_table.hpp"
+
+namespace zipmoe {
+
+// When checksums are computed: at every read, at the first read of a record, or never.
+enum class VerifyMode : uint8_t { always, first, never };
+
+class RecordVerifier {
+ public:
+  RecordVerifier(const RecordTable& table, VerifyMode mode);
+
+  // Throws RecordError. Afterwards decoding the record is memory safe. The codec validates a record at its first read, and
+  // at every read that comes without checksums. Thread-safe for different records.
+  void verify(RecordIndex record, const uint8_t* data);
+
+  double seconds() const { return static_cast<double>(nanoseconds_.load(std::memory_order_relaxed)) * 1e-9; }
+
+ private:
+  void check_extents(RecordIndex record, const uint8_t* data) const;
+  void validate_matrices(RecordIndex record, const uint8_t* data) const;
+
+  const RecordTable& table_;
+  const VerifyMode mode_;
+  std::unique_ptr<std::atomic<bool>[]> trusted_;  // read, checked and validated once
+  std::atomic<uint64_t> nanoseconds_ = 0;
+};
+
+}  // namespace zipmoe

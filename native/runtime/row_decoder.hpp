@@ -1,0 +1,32 @@
+// Decodes row ranges of a matrix on the worker pool. Tasks write disjoint rows, so the result does not depend on threads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "codec/codec.hpp"
+#include "runtime/worker_pool.hpp"
+#include "simd/instruction_set.hpp"
+
+namespace zipmoe {
+
+class RowDecoder {
+ public:
+  RowDecoder(const Codec& codec, InstructionSet instruction_set, uint32_t threads)
+      : codec_(codec), instruction_set_(instruction_set), workers_(threads) {}
+
+  // Rows row_begin .. row_end - 1 into `out` [row_end - row_begin][columns].
+  void decode(const MatrixView& view, uint64_t row_begin, uint64_t row_end, uint16_t* out);
+  // Rows of a matrix that is cut into `blocks` of consecutive rows (all with the same columns): those with the given
+  // numbers, in this order, into `out` [rows.size()][columns]. The numbers must be in range.
+  void gather(std::span<const MatrixView> blocks, std::span<const int64_t> rows, uint16_t* out);
+
+  uint32_t threads() const { return workers_.threads(); }
+
+ private:
+  const Codec& codec_;
+  const InstructionSet instruction_set_;
+  WorkerPool workers_;
+};
+
+}  // namespace zipmoe

@@ -1,0 +1,497 @@
+"""The engine: packed experts and dense matrices of one model, within one memory budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import torch
+
+from zipmoe import _native
+from zipmoe.engine.budget import EXPERT_POOL, MemoryBudget, format_bytes, itemise
+from zipmoe.engine.decoded_tensors import DecodedTensors
+from zipmoe.engine.dense_loading import load_dense
+from zipmoe.engine.exclusive_access import ExclusiveAccess
+from zipmoe.engine.memory_plan import MemoryPlan
+from zipmoe.engine.mode_line import EngineMode
+from zipmoe.engine.record_catalogue import GroupHandle, RecordCatalogue
+from zipmoe.engine.record_errors import named_record_errors, open_error
+from zipmoe.engine.statistics import Statistics
+from zipmoe.errors import (
+    BudgetExceededError,
+    InvalidArgumentError,
+    UnsupportedOperationError,
+)
+from zipmoe.store.packed_folder import PackedFolder
+
+DEFAULT_IO_THREADS = 4
+"""Chunks of 4 MiB in flight: enough for the disk's queue, and checksums run beside the reads."""
+DECODED_TENSORS = "decoded tensors in use"
+VERIFY_MODES = ("always", "first", "never")
+IO_MODES = ("auto", "buffered")
+
+
+def _positive(name: str, value: int | None, default: int) -> int:
+    if value is None:
+        return default
+    if value < 1:
+        raise InvalidArgumentError(f"{name} must be at least 1, not {value}")
+    return value
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise InvalidArgumentError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
+class Engine:
+    """Serves experts and dense matrices of a packed folder.
+
+    Usable from several threads: a request or an iteration over tiles holds the engine until it ends, others wait. One
+    engine belongs to one process and cannot be copied.
+    """
+
+    def __init__(
+        self,
+        folder: PackedFolder,
+        budget: MemoryBudget,
+        *,
+        verify: str = "always",
+        io_threads: int | None = None,
+        decode_threads: int | None = None,
+        io_mode: str = "auto",
+        instruction_set: str = "",
+    ) -> None:
+        """Reserve memory, open the files and read the dense matrices.
+
+        Args:
+            folder: the packed model.
+            budget: what the caller has reserved in it (see ``plan_budget``) is kept; the engine adds its own reservations
+                and gives the rest to the expert pool.
+            verify: when checksums of records are verified: ``"always"``, ``"first"`` (a record's first read) or ``"never"``.
+            io_threads: threads that read; default 4.
+            decode_threads: threads that decode, the caller included; default: the processors of this process.
+            io_mode: ``"auto"`` (direct where possible) or ``"buffered"``.
+            instruction_set: of the decoding kernels; default: the widest that is present.
+
+        Raises:
+            BudgetTooSmallError: the budget is below the floor.
+            PackedFolderError: a file or record is missing, damaged, or contradicts the manifest.
+            CodecUnavailableError, InvalidArgumentError: see the message.
+        """
+        self._closed = False
+        self._process = os.getpid()
+        self._access = ExclusiveAccess()
+        self._request: ExpertRequest | None = None
+        self._decode_threads = _positive("decode_threads", decode_threads, len(os.sched_getaffinity(0)))
+        self._io_threads = _positive("io_threads", io_threads, DEFAULT_IO_THREADS)
+        self._verify = _one_of("verify", verify, VERIFY_MODES)
+        self._instruction_set = instruction_set or _native.best_instruction_set()
+        _one_of("instruction_set", self._instruction_set, tuple(_native.instruction_sets()))
+        _one_of("io_mode", io_mode, IO_MODES)
+        self.folder = folder
+        self.budget = budget
+        manifest = folder.manifest
+        self._catalogue = RecordCatalogue(folder.path, manifest)
+        codec = next(codec for codec in _native.codecs() if codec.name == manifest.codec.name)
+        self._plan = MemoryPlan.of(manifest, self._decode_threads, separable=codec.separable)
+        slots = self._plan.reserve(budget)
+        self._native = self._open_native(slots, io_mode)
+        self._scratch = [
+            torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
+            for index in range(len(self._plan.scratch_bytes))
+        ]
+        self._scratch_views: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._decoded = DecodedTensors(lambda count: self._set_reservation(DECODED_TENSORS, count))
+        self._tile_iterations = 0
+        self.statistics = Statistics(self._native.counters)
+        """Counters, and the clock of the current run."""
+        try:
+            with named_record_errors(self._catalogue):
+                load_dense(self._native)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_native(self, slots: Sequence[int], io_mode: str) -> Any:
+        class_of_record = [-1] * len(self._catalogue.records)
+        for number, shape in enumerate(self._plan.size_classes):
+            for group in shape.groups:
+                for record in self._catalogue.group_numbers[group]:
+                    class_of_record[record] = number
+        shapes = zip(self._plan.size_classes, slots, strict=True)
+        try:
+            return _native.Engine(
+                self._catalogue.table,
+                verify=self._verify,
+                io_threads=self._io_threads,
+                decode_threads=self._decode_threads,
+                io_mode=io_mode,
+                instruction_set=self._instruction_set,
+                size_classes=[(shape.slot_bytes, count) for shape, count in shapes],
+                class_of_record=class_of_record,
+                scratch_bytes=list(self._plan.scratch_bytes),
+            )
+        except OSError as error:
+            raise open_error(error) from error
+
+    # --- experts
+
+    def group(self, path: str) -> GroupHandle:
+        """The expert group of a module path; InvalidArgumentError if there is none."""
+        return self._catalogue.group(path)
+
+    def request(self, group: GroupHandle, expert_ids: Sequence[int], *, ascending: bool = False) -> ExpertRequest:
+        """A sparse layer's need for experts, to be used in a ``with`` block.
+
+        Iterating over it yields each id once, as the expert becomes resident: hits first, then misses in the order in which
+        their reads complete; with ``ascending`` strictly by id. An expert stays usable until the next one is asked for or
+        the block ends. Each is read at most once, also when there are fewer slots than misses.
+
+        Args:
+            group: from ``group``.
+            expert_ids: ids in any order; repeated ones count once.
+            ascending: hand out by ascending id.
+
+        Raises:
+            InvalidArgumentError: an id is out of range.
+            CorruptRecordError, TruncatedShardError, PackedFolderError (while iterating): an expert cannot be read.
+            UnsupportedOperationError (at ``with``): the same thread has a request open already.
+        """
+        return ExpertRequest(self, group, list(dict.fromkeys(expert_ids)), ascending)
+
+    def matrix(self, group: GroupHandle, expert_id: int, name: str) -> torch.Tensor:
+        """A matrix of the expert that the open request handed out last.
+
+        Returns:
+            BF16 [rows, columns], 64-byte aligned, in the scratch buffer of this matrix position: valid until a matrix of the
+            same position is asked for again. Matrices of different positions of one expert coexist.
+
+        Raises:
+            UnsupportedOperationError: the expert is not the one that was handed out last.
+            InvalidArgumentError: there is no such matrix.
+        """
+        self._require_usable()
+        position, entry = group.matrix(expert_id, name)
+        record = group.records[expert_id]
+        with self._access:
+            self._require_handed_out(group, expert_id)
+            with named_record_errors(self._catalogue):
+                self._native.decode_to_scratch(record, position, 0, entry.rows, position)
+            return self._scratch_view(position, entry.rows, entry.columns)
+
+    def expert_matrix(self, group: GroupHandle, expert_id: int, name: str) -> torch.Tensor:
+        """A matrix of any expert, fetched if need be, as a fresh BF16 tensor [rows, columns].
+
+        Raises:
+            UnsupportedOperationError: the same thread has a request open that did not hand out this expert last.
+            BudgetExceededError: a tensor of this size does not fit into the budget.
+            CorruptRecordError, TruncatedShardError, PackedFolderError: the expert cannot be read.
+        """
+        self._require_usable()
+        position, entry = group.matrix(expert_id, name)
+        with self._access:
+            if self._request is not None:
+                self._require_handed_out(group, expert_id)
+                return self._decode_fresh(group.records[expert_id], position, entry.rows, entry.columns)
+            self._decoded.settle()
+            fresh = self._decoded.empty(entry.rows, entry.columns)
+            with self.request(group, [expert_id]) as request:
+                for _ in request:
+                    self._decode_into(fresh, group.records[expert_id], position)
+            return fresh
+
+    def _decode_fresh(self, record: int, position: int, rows: int, columns: int) -> torch.Tensor:
+        fresh = self._decoded.empty(rows, columns)
+        self._decode_into(fresh, record, position)
+        return fresh
+
+    def _decode_into(self, target: torch.Tensor, record: int, position: int) -> None:
+        with named_record_errors(self._catalogue):
+            self._native.decode(record, position, 0, target.shape[0], target.view(torch.uint16).numpy())
+
+    def _require_handed_out(self, group: GroupHandle, expert_id: int) -> None:
+        request = self._request
+        if request is None or request.group is not group or request.current != expert_id:
+            raise UnsupportedOperationError(
+                f"expert {expert_id} of {group.path} is not the one that the open request handed out last",
+                hint="iterate over engine.request(...), or use expert_matrix outside of a request",
+            )
+
+    # --- dense matrices
+
+    def dense_tiles(self, parameter: str) -> DenseTiles:
+        """Iterate over a dense matrix in blocks of rows, each decoded into the same scratch buffer.
+
+        Yields:
+            (row_begin, row_end, BF16 [row_end - row_begin, columns], 64-byte aligned); the tensor is valid until the next
+            step. Matrices of at most 64 MiB come as one tile. Another iteration by the same thread ends this one.
+
+        Raises:
+            InvalidArgumentError: not a packed dense matrix.
+        """
+        self._require_usable()
+        return DenseTiles(self, parameter)
+
+    def dense_matrix(self, parameter: str) -> torch.Tensor:
+        """A whole dense matrix as a fresh BF16 tensor [rows, columns], reserved in the budget while it lives.
+
+        Raises:
+            InvalidArgumentError: not a packed dense matrix.
+            BudgetExceededError: it does not fit.
+        """
+        self._require_usable()
+        handle = self._catalogue.dense_matrix(parameter)
+        with self._access:
+            self._decoded.settle()
+            fresh = self._decoded.empty(handle.rows, handle.columns)
+            for block, begin, end in zip(handle.blocks, handle.row_begins[:-1], handle.row_begins[1:], strict=True):
+                self._decode_into(fresh[begin:end], block, 0)
+            return fresh
+
+    def dense_rows(self, parameter: str, rows: torch.Tensor) -> torch.Tensor:
+        """Single rows of a dense matrix (embedding look-up).
+
+        Args:
+            parameter: name of the parameter.
+            rows: int64 [n] on the CPU, each in 0 .. matrix rows - 1, in any order, with repetitions.
+
+        Returns:
+            Fresh BF16 [n, columns].
+
+        Raises:
+            IndexError: a row number is out of range.
+        """
+        self._require_usable()
+        handle = self._catalogue.dense_matrix(parameter)
+        if rows.dtype != torch.int64 or rows.dim() != 1:
+            raise InvalidArgumentError(f"row numbers must be int64 [n], not {rows.dtype} {list(rows.shape)}")
+        with self._access:
+            self._decoded.settle()
+            fresh = self._decoded.empty(rows.shape[0], handle.columns)
+            with named_record_errors(self._catalogue):
+                self._native.gather(handle.blocks, rows.contiguous().numpy(), fresh.view(torch.uint16).numpy())
+            return fresh
+
+    def _scratch_view(self, index: int, rows: int, columns: int) -> torch.Tensor:
+        key = (index, rows, columns)
+        view = self._scratch_views.get(key)
+        if view is None:
+            view = self._scratch_views[key] = self._scratch[index][: rows * columns].view(rows, columns)
+        return view
+
+    # --- memory
+
+    def account(self, what: str, count: int) -> None:
+        """Make the reservation ``what`` exactly ``count`` bytes in all; the expert pool gives way, down to its floor, or
+        grows again.
+
+        To be called before the memory is allocated, outside of requests.
+
+        Args:
+            what: name in the ledger, e.g. ``"key-value cache"``.
+            count: bytes that it takes from now on, not the difference.
+
+        Raises:
+            BudgetExceededError: it does not fit even with the smallest pool; nothing is changed.
+        """
+        self._require_usable()
+        with self._access:
+            self._decoded.settle()
+            self._set_reservation(what, count)
+
+    def _set_reservation(self, what: str, count: int) -> None:
+        growth = count - self.budget.reserved(what)
+        lacking = growth - self.budget.free_bytes
+        if lacking > 0:
+            target = self.budget.reserved(EXPERT_POOL) - lacking
+            if target < self._plan.pool_floor_bytes:
+                raise BudgetExceededError(
+                    f"{what} needs {format_bytes(growth)} more, but the expert pool can give at most "
+                    f"{format_bytes(self._spare_bytes())} of the budget of {format_bytes(self.budget.total_bytes)} "
+                    f"({itemise(self.budget.ledger)})",
+                    hint="give more memory, or use a shorter context",
+                )
+            if self._request is not None:
+                raise UnsupportedOperationError(f"{what} cannot take memory from the expert pool during a request")
+            self._resize_pool(target)
+        self.budget.set_reservation(what, count)
+        if growth < 0 and self._request is None:
+            self._resize_pool(self.budget.reserved(EXPERT_POOL) + self.budget.free_bytes)
+
+    def _spare_bytes(self) -> int:
+        return self.budget.free_bytes + self.budget.reserved(EXPERT_POOL) - self._plan.pool_floor_bytes
+
+    def _resize_pool(self, reservation_bytes: int) -> None:
+        wanted = self._plan.slots_within(reservation_bytes)
+        present = [slots for _, slots in self._native.size_classes]
+        changes = [(new - old, number) for number, (new, old) in enumerate(zip(wanted, present, strict=True)) if new != old]
+        for _, number in sorted(changes):  # what shrinks goes first
+            self._native.resize_pool(number, wanted[number])
+        self.budget.set_reservation(EXPERT_POOL, self._plan.pool_reservation_bytes(wanted))
+
+    # --- life
+
+    def mode_line(self, mode: str, combine: str) -> str:
+        """The line that every run prints first.
+
+        Args:
+            mode: numeric mode, ``"fast"`` or ``"exact"``.
+            combine: combine order, e.g. ``"grouped_mm"``.
+        """
+        return EngineMode(
+            codec=self.folder.manifest.codec.name,
+            instruction_set=self._instruction_set,
+            io_mode=self._native.io_mode,
+            io_fallback_reason=self._native.fallback_reason,
+            io_threads=self._io_threads,
+            decode_threads=self._decode_threads,
+            verify=self._verify,
+            budget_bytes=self.budget.total_bytes,
+            slots=[(slot_bytes, slots) for slot_bytes, slots in self._native.size_classes],
+            experts=sum(shape.records for shape in self._plan.size_classes),
+        ).line(mode, combine)
+
+    def close(self) -> None:
+        """Stop the threads and give the memory back; idempotent. Tensors in scratch read as zeros from now on."""
+        if self._closed or os.getpid() != self._process:
+            return
+        with self._access:
+            self._closed = True
+            self._request = None
+            self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        """Refuse: UnsupportedOperationError."""
+        raise UnsupportedOperationError("an engine cannot be copied: it owns memory, threads and open files")
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse: UnsupportedOperationError."""
+        raise UnsupportedOperationError("an engine cannot be pickled: it owns memory, threads and open files")
+
+    def _require_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise UnsupportedOperationError(
+                "the engine belongs to the process that opened it", hint="load the model in the child process"
+            )
+        if self._closed:
+            raise UnsupportedOperationError("the engine is closed")
+
+
+class ExpertRequest:
+    """Experts of one sparse layer; see ``Engine.request``."""
+
+    def __init__(self, engine: Engine, group: GroupHandle, expert_ids: list[int], ascending: bool) -> None:
+        count = len(group.records)
+        for expert_id in expert_ids:
+            if not 0 <= expert_id < count:
+                raise InvalidArgumentError(f"{group.path} has experts 0 to {count - 1}, not {expert_id}")
+        self.group = group
+        self.current: int | None = None
+        """The expert handed out last, while it is usable."""
+        self._engine = engine
+        self._expert_ids = expert_ids
+        self._ascending = ascending
+
+    def __enter__(self) -> Self:
+        engine = self._engine
+        engine._require_usable()
+        engine._access.acquire()
+        try:
+            engine._require_usable()  # it may have been closed while this thread waited
+            if engine._request is not None:
+                raise UnsupportedOperationError("this thread has a request open already: end it first")
+            engine._decoded.settle()
+            records = self.group.records
+            engine._native.begin_request([records[expert_id] for expert_id in self._expert_ids], self._ascending)
+            engine._request = self
+        except BaseException:
+            engine._access.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        engine = self._engine
+        self.current = None
+        try:
+            if engine._request is self:
+                engine._request = None
+                engine._native.end_request()
+        finally:
+            engine._access.release()
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        engine = self._engine
+        if engine._request is not self:
+            raise UnsupportedOperationError("a request is iterated over inside its with block")
+        self.current = None
+        with named_record_errors(engine._catalogue):
+            position = engine._native.next_expert()
+        if position is None:
+            raise StopIteration
+        self.current = self._expert_ids[position]
+        return self.current
+
+
+class DenseTiles:
+    """Iterator over the tiles of a dense matrix; see ``Engine.dense_tiles``. Holds the engine from the first step to the last."""
+
+    def __init__(self, engine: Engine, parameter: str) -> None:
+        self._holding = False
+        self._iteration = 0
+        self._next_block = 0
+        self._engine = engine
+        self._handle = engine._catalogue.dense_matrix(parameter)
+
+    def __iter__(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[int, int, torch.Tensor]:
+        engine, handle, block = self._engine, self._handle, self._next_block
+        if block == len(handle.blocks):
+            self.close()
+            raise StopIteration
+        if not self._holding:
+            engine._access.acquire()
+            self._holding = True
+            engine._tile_iterations += 1
+            self._iteration = engine._tile_iterations
+        try:
+            engine._require_usable()
+            if engine._tile_iterations != self._iteration:
+                raise UnsupportedOperationError("another iteration over tiles has taken the scratch buffer")
+            begin, end = handle.row_begins[block], handle.row_begins[block + 1]
+            scratch = len(engine._scratch) - 1
+            with named_record_errors(engine._catalogue):
+                engine._native.decode_to_scratch(handle.blocks[block], 0, 0, end - begin, scratch)
+        except BaseException:
+            self.close()
+            raise
+        self._next_block = block + 1
+        return begin, end, engine._scratch_view(scratch, end - begin, handle.columns)
+
+    def close(self) -> None:
+        """End the iteration early; idempotent."""
+        if self._holding:
+            self._holding = False
+            self._next_block = len(self._handle.blocks)
+            self._engine._access.release()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,131 @@
+"""Where the budget goes when an engine starts: what must fit, what is refused, and what is left for experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zipmoe.engine.budget import (
+    DENSE,
+    EXPERT_POOL,
+    PROCESS,
+    SCRATCH,
+    WORKSPACE,
+    WORKSPACE_BYTES,
+    MemoryBudget,
+    format_bytes,
+    itemise,
+)
+from zipmoe.engine.memory_usage import resident_bytes
+from zipmoe.engine.pool_plan import SizeClass, distribute_slots, floor_bytes, plan_size_classes
+from zipmoe.errors import BudgetTooSmallError
+from zipmoe.store.manifest import Manifest, MatrixEntry
+
+HUGE_PAGE_BYTES = 2 << 20
+READABLE_TAIL_BYTES = 4096
+"""The arena keeps this much readable after each region, because decoders load whole vectors."""
+BF16_BYTES = 2
+
+
+def _whole_huge_pages(count: int) -> int:
+    return -(-count // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+
+
+def decoded_bytes(matrix: MatrixEntry) -> int:
+    """Bytes of a matrix in BF16."""
+    return matrix.rows * matrix.columns * BF16_BYTES
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Sizes of everything in the arena, and the buffers of decoding threads outside of it."""
+
+    size_classes: tuple[SizeClass, ...]
+    scratch_bytes: tuple[int, ...]
+    """One buffer for each matrix of an expert, then one for a block of a dense matrix."""
+    dense_bytes: int
+    thread_buffer_bytes: int
+    """What decoding threads allocate while they look up single rows (codecs whose unit is a shard)."""
+
+    @classmethod
+    def of(cls, manifest: Manifest, decode_threads: int, *, separable: bool) -> MemoryPlan:
+        """The plan of a packed folder; ``separable``: its codec decodes whole shards."""
+        experts = [record for group in manifest.expert_groups for record in group.records]
+        blocks = [block for matrix in manifest.dense for block in matrix.blocks]
+        positions = max((len(record.matrices) for record in experts), default=0)
+        scratch = [
+            max(decoded_bytes(record.matrices[i]) for record in experts if i < len(record.matrices))
+            for i in range(positions)
+        ]
+        tile = max((decoded_bytes(block.matrices[0]) for block in blocks), default=0)
+        # Looking up rows decompresses a shard of exponents (1 byte per weight) and decodes the rows wanted from it (2).
+        shard = max(
+            (-(-decoded_bytes(block.matrices[0]) * 3 // 2 // max(1, len(block.matrices[0].shard_bytes))) for block in blocks),
+            default=0,
+        )
+        return cls(
+            size_classes=tuple(plan_size_classes(manifest.expert_groups)),
+            scratch_bytes=(*scratch, tile),
+            dense_bytes=sum(block.length for block in blocks),
+            thread_buffer_bytes=shard * decode_threads if separable else 0,
+        )
+
+    @property
+    def dense_reservation_bytes(self) -> int:
+        """Arena memory of the packed dense matrices."""
+        return _whole_huge_pages(self.dense_bytes)
+
+    @property
+    def scratch_reservation_bytes(self) -> int:
+        """Memory for decoded matrices."""
+        arena = sum(_whole_huge_pages(max(count, 1) + READABLE_TAIL_BYTES) for count in self.scratch_bytes)
+        return arena + self.thread_buffer_bytes
+
+    @property
+    def pool_rounding_bytes(self) -> int:
+        """What whole huge pages may add to the slots."""
+        return (HUGE_PAGE_BYTES + READABLE_TAIL_BYTES) * len(self.size_classes)
+
+    @property
+    def pool_floor_bytes(self) -> int:
+        """Smallest reservation of the expert pool."""
+        return floor_bytes(self.size_classes) + self.pool_rounding_bytes
+
+    def pool_reservation_bytes(self, slots: Sequence[int]) -> int:
+        """Reservation of a pool with these slots of each class."""
+        used = sum(shape.slot_bytes * count for shape, count in zip(self.size_classes, slots, strict=True))
+        return used + self.pool_rounding_bytes
+
+    def slots_within(self, reservation_bytes: int) -> list[int]:
+        """Slots of each class in a pool whose reservation is at most this (at least the floor)."""
+        return distribute_slots(self.size_classes, reservation_bytes - self.pool_rounding_bytes)
+
+    def reserve(self, budget: MemoryBudget) -> list[int]:
+        """Enter everything into the budget's ledger and give the rest to the expert pool.
+
+        Returns:
+            Slots of each size class.
+
+        Raises:
+            BudgetTooSmallError: the budget is below the floor, which the message itemises.
+        """
+        fixed = budget.ledger
+        fixed.setdefault(PROCESS, resident_bytes())
+        fixed.setdefault(WORKSPACE, WORKSPACE_BYTES)
+        fixed[DENSE] = self.dense_reservation_bytes
+        fixed[SCRATCH] = self.scratch_reservation_bytes
+        floor = {**fixed, EXPERT_POOL: self.pool_floor_bytes}
+        floor_total = sum(floor.values())
+        if floor_total > budget.total_bytes:
+            slots = sum(shape.floor_slots for shape in self.size_classes)
+            raise BudgetTooSmallError(
+                f"a budget of {format_bytes(budget.total_bytes)} is below this model's floor of {format_bytes(floor_total)}: "
+                f"{itemise(floor)} ({slots} experts)",
+                hint=f"give at least {math.ceil(floor_total / 1e7) / 100:.2f}GB, or reserve less context",
+            )
+        for name, count in fixed.items():
+            budget.set_reservation(name, count)
+        slots_by_class = self.slots_within(budget.free_bytes)
+        budget.set_reservation(EXPERT_POOL, self.pool_reservation_bytes(slots_by_class))
+        return slots_by_class

@@ -1,0 +1,56 @@
+"""The one line that every run prints first: what really runs, so that nobody measures something else unknowingly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zipmoe.engine.byte_quantity import format_bytes
+
+
+@dataclass(frozen=True)
+class EngineMode:
+    """The engine's part of the mode line."""
+
+    codec: str
+    instruction_set: str
+    io_mode: str
+    """``"direct"`` or ``"buffered"``."""
+    io_fallback_reason: str
+    """Why reads are not direct; empty if they are."""
+    io_threads: int
+    decode_threads: int
+    verify: str
+    budget_bytes: int
+    slots: Sequence[tuple[int, int]]
+    """(slot bytes, slots) of each size class."""
+    experts: int
+
+    def line(self, mode: str, combine: str) -> str:
+        """The line, without a newline.
+
+        Args:
+            mode: numeric mode, ``"fast"`` or ``"exact"``.
+            combine: order in which expert outputs are combined, e.g. ``"grouped_mm"``.
+        """
+        reads = f"{self.io_mode} reads with {_count(self.io_threads, 'thread')}"
+        if self.io_fallback_reason:
+            reads += f" ({self.io_fallback_reason})"
+        slot_count = sum(slots for _, slots in self.slots)
+        pool_bytes = sum(slot_bytes * slots for slot_bytes, slots in self.slots)
+        sizes = " and ".join(f"{slots} x {format_bytes(slot_bytes)}" for slot_bytes, slots in self.slots)
+        return "; ".join(
+            [
+                f"zipmoe: codec {self.codec}",
+                f"mode {mode} with {combine} combine",
+                f"{self.instruction_set} decoding with {_count(self.decode_threads, 'thread')}",
+                reads,
+                f"checksums {self.verify}",
+                f"budget {format_bytes(self.budget_bytes)}",
+                f"pool {format_bytes(pool_bytes)} for {slot_count} of {self.experts} experts ({sizes})",
+            ]
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
