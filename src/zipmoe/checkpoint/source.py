@@ -95,6 +95,8 @@ class SourceCheckpoint:
     def read_rows(self, key: str, begin: int, end: int) -> torch.Tensor:
         """``tensor[begin:end]`` along the first dimension, reading only these bytes."""
         info = self.tensors[key]
+        if not 0 <= begin <= end <= info.shape[0]:
+            raise IndexError(f"rows {begin} to {end} of {key!r}, which has {info.shape[0]}")
         row_bytes = info.bytes // max(1, info.shape[0])
         return self._read_bytes(info, begin * row_bytes, (end - begin) * row_bytes, (end - begin, *info.shape[1:]))
 
