@@ -2,8 +2,9 @@
 
     python benchmarks/bigger_than_memory.py --tools ../shared/tools --work /a/folder/with/25/GB
 
-Every step runs under ``limit-run`` (a memory limit that includes page cache). The script prints one line per promise with
-what was measured and whether it holds, writes docs/results/bigger_than_memory.json, and exits with 1 if one is broken.
+Every step runs under ``limit-run`` (a memory limit that includes page cache). The script prints one line per promise
+with what was measured and whether it holds, writes docs/results/bigger_than_memory.json, and exits with 1 if one is
+broken.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class SourceCheckpoint:
         data = np.empty(length, dtype=np.uint8)
         done = 0
         while done < length:
-            count = os.preadv(self._descriptor(info.file), [data[done:]], info.offset + offset + done)
+            count = os.preadv(self._descriptor(info.file), [data[done:].data], info.offset + offset + done)
             if count == 0:
                 raise DamagedCheckpointError(
                     f"shard {str(self.folder / info.file)!r} ends inside tensor {info.key!r}",
