@@ -1,4 +1,5 @@
-// FX3 decoding with AVX2: half a record (32 weights) per register, exceptions patched into the result.
+// FX3 decoding with AVX2: half a record (32 weights) per register, exceptions patched into the result without branches
+// that depend on the data (mispredicted ones would cost more than the rest of the decoding).
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -41,21 +42,30 @@ ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) Half decode_half(const Co
   return half;
 }
 
+constexpr uint64_t kNowhere = kFx3BlockWeights;  // a slot behind the weights, for patches that are not needed
+constexpr uint64_t kSlots = kNowhere + 16;       // keeps the next row's weights aligned
+
+// Weight of each storage position, and of position 64, which stands for none.
+const uint8_t kWeightOfPosition[kFx3BlockWeights + 1] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  32, 33, 34, 35, 36, 37, 38, 39, 8,  9,  10, 11, 12,      13,
+    14, 15, 40, 41, 42, 43, 44, 45, 46, 47, 16, 17, 18, 19, 20, 21, 22, 23, 48, 49, 50,      51,
+    52, 53, 54, 55, 24, 25, 26, 27, 28, 29, 30, 31, 56, 57, 58, 59, 60, 61, 62, 63, kNowhere};
+
+// Gives the first of `escapes` its exponent and removes it from the set; harmless when the set is empty.
 ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) void patch(uint64_t& escapes, const uint8_t* record,
-                                                                  uint8_t exponent, uint16_t* out, uint16_t* nowhere) {
+                                                                  uint8_t exponent, uint16_t* weights) {
   const uint64_t position = _tzcnt_u64(escapes);  // 64 when there is none
   const uint32_t sign_mantissa = record[position];
-  uint16_t* target = out + (32 * ((position >> 3) & 1) + 8 * (position >> 4) + (position & 7));
-  target = escapes != 0 ? target : nowhere;
-  *target = (uint16_t)(sign_mantissa << 15 | (uint32_t)exponent << 7 | sign_mantissa >> 1);
+  weights[kWeightOfPosition[position]] = (uint16_t)(sign_mantissa << 15 | (uint32_t)exponent << 7 | sign_mantissa >> 1);
   escapes = _blsr_u64(escapes);
 }
 
-// Reads at most 64 bytes at `exception`; returns it behind the consumed ones.
+// Decodes to weights[0..63], and may write weights[kNowhere]. Reads at most 64 bytes at `exception`; returns it behind
+// the consumed ones.
 ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) const uint8_t* decode_record(const Constants& c,
                                                                                     const uint8_t* record,
                                                                                     const uint8_t* exception,
-                                                                                    uint16_t* out) {
+                                                                                    uint16_t* weights) {
   long long high_word;
   __builtin_memcpy(&high_word, record + kFx3HighBitsOffset, sizeof high_word);
   const __m256i low_bits = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i_u*)(record + kFx3LowBitsOffset)));
@@ -64,18 +74,17 @@ ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) const uint8_t* decode_rec
                                  _mm256_setr_epi64x(7, 6, 5, 4));
   const Half upper = decode_half(c, record + 32, low_bits, high_bits, _mm256_setr_epi32(4, 4, 4, 4, 6, 6, 6, 6),
                                  _mm256_setr_epi64x(3, 2, 1, 0));
-  _mm256_storeu_si256((__m256i_u*)out, lower.first);
-  _mm256_storeu_si256((__m256i_u*)(out + 16), upper.first);
-  _mm256_storeu_si256((__m256i_u*)(out + 32), lower.second);
-  _mm256_storeu_si256((__m256i_u*)(out + 48), upper.second);
+  _mm256_store_si256((__m256i*)weights, lower.first);
+  _mm256_store_si256((__m256i*)(weights + 16), upper.first);
+  _mm256_store_si256((__m256i*)(weights + 32), lower.second);
+  _mm256_store_si256((__m256i*)(weights + 48), upper.second);
   uint64_t escapes = lower.escapes | (uint64_t)upper.escapes << 32;
   const uint64_t count = (uint64_t)_mm_popcnt_u64(escapes);
-  // Most records have at most three escapes. Patching three without asking is cheaper than a mispredicted branch.
-  uint16_t nowhere;
-  patch(escapes, record, exception[0], out, &nowhere);
-  patch(escapes, record, exception[1], out, &nowhere);
-  patch(escapes, record, exception[2], out, &nowhere);
-  for (uint64_t i = 3; i < count; ++i) patch(escapes, record, exception[i], out, &nowhere);
+  // Most records have at most three escapes, so three are patched whether they exist or not.
+  patch(escapes, record, exception[0], weights);
+  patch(escapes, record, exception[1], weights);
+  patch(escapes, record, exception[2], weights);
+  for (uint64_t i = 3; i < count; ++i) patch(escapes, record, exception[i], weights);
   return exception + count;
 }
 
@@ -83,6 +92,16 @@ ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) __m256i table_of_four(con
   int four;
   __builtin_memcpy(&four, exponents, sizeof four);
   return _mm256_set1_epi32(four);
+}
+
+ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) void copy_block(const uint16_t (*weights)[kSlots], uint16_t* out,
+                                                                       uint64_t out_stride) {
+  for (uint64_t row = 0; row < kFx3GroupRows; ++row) {
+    for (uint64_t i = 0; i < kFx3BlockWeights; i += 16) {
+      _mm256_storeu_si256((__m256i_u*)(out + row * out_stride + i),
+                          _mm256_load_si256((const __m256i*)(weights[row] + i)));
+    }
+  }
 }
 
 }  // namespace
@@ -96,18 +115,23 @@ ZIPMOE_AVX2_CODE void fx3_decode_avx2(const Fx3Run& run) {
     __builtin_memcpy(&index, run.index + sizeof index * group, sizeof index);
     const uint8_t* exception = run.exceptions + (index < run.exception_count ? index : run.exception_count);
     uint16_t* out = run.out + group * kFx3GroupRows * run.out_stride;
-    for (uint64_t block = 0; block < run.blocks; ++block, out += kFx3BlockWeights) {
-      const bool whole = block + 1 < run.blocks || run.last_block_columns == kFx3BlockWeights;
+    // A block is copied to the output only after the next one has been decoded: by then its patches, narrower than the
+    // loads of the copy, have left the store buffer.
+    alignas(32) uint16_t weights[2][kFx3GroupRows][kSlots];
+    for (uint64_t block = 0; block < run.blocks; ++block) {
       for (uint64_t row = 0; row < kFx3GroupRows; ++row, record += kFx3RecordBytes) {
-        uint16_t* target = out + row * run.out_stride;
-        if (whole) {
-          exception = decode_record(constants, record, exception, target);
-        } else {
-          uint16_t weights[kFx3BlockWeights];
-          exception = decode_record(constants, record, exception, weights);
-          __builtin_memcpy(target, weights, run.last_block_columns * sizeof(uint16_t));
-        }
+        exception = decode_record(constants, record, exception, weights[block % 2][row]);
         if (exception > exceptions_end) exception = exceptions_end;  // hostile records
+      }
+      if (block > 0) copy_block(weights[(block - 1) % 2], out + (block - 1) * kFx3BlockWeights, run.out_stride);
+    }
+    const uint64_t last = run.blocks - 1;
+    out += last * kFx3BlockWeights;
+    if (run.last_block_columns == kFx3BlockWeights) {
+      copy_block(weights[last % 2], out, run.out_stride);
+    } else {
+      for (uint64_t row = 0; row < kFx3GroupRows; ++row) {
+        __builtin_memcpy(out + row * run.out_stride, weights[last % 2][row], run.last_block_columns * sizeof(uint16_t));
       }
     }
   }

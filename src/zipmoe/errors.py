@@ -1,7 +1,7 @@
 """Everything that can go wrong and that a caller may want to tell apart.
 
-Each message says what was asked, what is wrong and, in ``hint``, what to do about it. The command line prints the message
-as one line, the hint as a second one, and exits with ``exit_code``.
+Each message says what was asked, what is wrong and, in ``hint``, what to do about it. The command line prints the
+message as one line, the hint as a second one, and exits with ``exit_code``.
 """
 
 

@@ -1,19 +1,22 @@
 """Which checkpoint tensors become which module parameter, by Transformers' own conversion rules.
 
-Transformers maps checkpoints to modules with ``WeightRenaming`` and ``WeightConverter`` rules (its ``conversion_mapping``).
-The plan repeats the loader's bookkeeping (``core_model_loading``) without loading anything, so that one expert at a time can
-be converted. No family has a table of its own here.
+Transformers maps checkpoints to modules with ``WeightRenaming`` and ``WeightConverter`` rules (its
+``conversion_mapping``). The plan repeats the loader's bookkeeping (``core_model_loading``) without loading anything,
+so that one expert at a time can be converted. No family has a table of its own here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from zipmoe.errors import DamagedCheckpointError
 
 if TYPE_CHECKING:
     from zipmoe.checkpoint.source import SourceCheckpoint
@@ -96,6 +99,18 @@ def _targets_of(first: str, converter: Any) -> tuple[str, ...]:
     return (first, *others)
 
 
+@contextmanager
+def conversion_errors(unit: LoadUnit) -> Iterator[None]:
+    """Turn what Transformers' operations raise about tensors that do not fit into an error of the checkpoint."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise DamagedCheckpointError(
+            f"the checkpoint's tensors for {unit.targets[0]!r} do not fit together: {str(error).splitlines()[0]}",
+            hint="config.json and the weights do not belong together, or the download is incomplete",
+        ) from error
+
+
 def convert_unit(unit: LoadUnit, source: SourceCheckpoint, model: Any) -> dict[str, torch.Tensor]:
     """Convert a whole unit exactly as the loader would.
 
@@ -108,5 +123,6 @@ def convert_unit(unit: LoadUnit, source: SourceCheckpoint, model: Any) -> dict[s
     for pattern, keys in unit.sources.items():
         for key in keys:
             converter.add_tensor(unit.targets[0], key, pattern, lambda key=key: source.read(key))
-    converted = converter.convert(unit.targets[0], model=model, config=model.config)
+    with conversion_errors(unit):
+        converted = converter.convert(unit.targets[0], model=model, config=model.config)
     return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}

@@ -1,8 +1,8 @@
 """One expert's slice of a parameter, built from the checkpoint without building the other experts.
 
-A conversion unit can be run on one expert when each of its operations treats every expert alike: stacking per-expert tensors
-(``MergeModulelist(dim=0)``), joining or reordering along another dimension, transposing two others. Units with any other
-operation are converted whole, once, and kept until the next unit is asked for.
+A conversion unit can be run on one expert when each of its operations treats every expert alike: stacking per-expert
+tensors (``MergeModulelist(dim=0)``), joining or reordering along another dimension, transposing two others. Units
+with any other operation are converted whole, once, and kept until the next unit is asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from zipmoe.checkpoint.conversion_plan import LoadUnit, convert_unit
+from zipmoe.checkpoint.conversion_plan import LoadUnit, conversion_errors, convert_unit
 from zipmoe.checkpoint.expert_modules import ExpertLayout, ExpertModules
 from zipmoe.checkpoint.source import SourceCheckpoint
 from zipmoe.errors import DamagedCheckpointError
@@ -85,7 +85,8 @@ class ExpertReader:
     def _checked(matrix: torch.Tensor, parameter: str, shape: tuple[int, int]) -> torch.Tensor:
         if tuple(matrix.shape) != shape:
             raise DamagedCheckpointError(
-                f"the checkpoint gives {parameter!r} the shape {tuple(matrix.shape)} per expert, the model wants {shape}",
+                f"the checkpoint gives {parameter!r} the shape {tuple(matrix.shape)} per expert, "
+                f"the model wants {shape}",
                 hint="config.json and the weights do not belong together",
             )
         return matrix.contiguous()
@@ -108,16 +109,17 @@ class ExpertReader:
                     self._source.read(keys[t * num_experts + expert]) for t in range(len(unit.targets))
                 ]
         converter = deepcopy(unit.converter)
-        for operation in converter.operations:
-            collected = operation.convert(
-                collected,
-                source_patterns=converter.source_patterns,
-                target_patterns=converter.target_patterns,
-                full_layer_name=unit.targets[0],
-                model=_OneExpertModel(self._model),
-                config=self._model.config,
-                missing_keys=None,
-            )
+        with conversion_errors(unit):
+            for operation in converter.operations:
+                collected = operation.convert(
+                    collected,
+                    source_patterns=converter.source_patterns,
+                    target_patterns=converter.target_patterns,
+                    full_layer_name=unit.targets[0],
+                    model=_OneExpertModel(self._model),
+                    config=self._model.config,
+                    missing_keys=None,
+                )
         for pattern, value in collected.items():
             if len(collected) == 1 or pattern in parameter:
                 tensor = value[0] if isinstance(value, list) else value

@@ -1,4 +1,6 @@
-"""The original checkpoint on disk: its configuration and its tensors, read slice by slice and never mapped into memory."""
+"""The original checkpoint on disk: its configuration and its tensors, read slice by slice and never mapped into
+memory.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,8 @@ class TensorInfo:
 class SourceCheckpoint:
     """A Hugging Face checkpoint folder with safetensors weights.
 
-    Reading is thread-safe and goes through ``pread`` of exactly the bytes asked for: no page of the checkpoint is mapped
-    into this process, and no tensor is read whole for the sake of a few rows.
+    Reading is thread-safe and goes through ``pread`` of exactly the bytes asked for: no page of the checkpoint is
+    mapped into this process, and no tensor is read whole for the sake of a few rows.
 
     Raises:
         NotACheckpointError: no such folder, no configuration, or no safetensors weights.

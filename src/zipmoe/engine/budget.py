@@ -51,6 +51,8 @@ DEFAULT_STEP_TOKENS = 512
 """Tokens of one step (prompt length times batch) that the workspace is reserved for at start; longer prompts reserve
 more when they come (``Engine.account`` with ``workspace_bytes``)."""
 
+PAGE_BYTES = 4096
+
 WORKSPACE_BYTES = 128 << 20
 """Activations, logits and allocator slack of a step with few tokens; libraries that are loaded late (first use of a
 kernel); thread stacks, page tables and the pages that buffered reads hold for a moment."""
@@ -157,6 +159,8 @@ def budget_bytes(memory: str | int | None, limits: list[MemoryLimit] | None = No
         return default_budget_bytes(limits)
     total = parse_bytes(memory)
     smallest = min(limits, key=lambda entry: entry.bytes, default=None)
+    if smallest is not None and smallest.bytes < total < smallest.bytes + PAGE_BYTES:
+        return smallest.bytes  # the kernel keeps limits in whole pages: "4 GB" becomes a little less
     if smallest is not None and total > smallest.bytes:
         raise InvalidArgumentError(
             f"a budget of {format_bytes(total)} was asked for, but {smallest.source} is {format_bytes(smallest.bytes)}",

@@ -1,8 +1,8 @@
 """The manifest ``zipmoe.json``: what a packed folder contains and where (docs/format.md).
 
-All offsets and lengths are bytes. A *record* is one contiguous, 4096-aligned run of bytes in one file: all matrices of one
-expert, or one block of rows of a dense matrix. Its *extents* are the parts that can be read and checked alone (``packed``;
-or ``E`` and ``SM``). Each matrix of the record occupies one *section* in every extent.
+All offsets and lengths are bytes. A *record* is one contiguous, 4096-aligned run of bytes in one file: all matrices
+of one expert, or one block of rows of a dense matrix. Its *extents* are the parts that can be read and checked alone
+(``packed``; or ``E`` and ``SM``). Each matrix of the record occupies one *section* in every extent.
 """
 
 from __future__ import annotations
@@ -82,15 +82,16 @@ class ExpertGroup:
     path: str
     """Module path of the experts module, e.g. ``model.layers.0.mlp.experts``."""
     parameters: tuple[str, ...]
-    """Names of the packed parameters relative to ``path``, in the order of each record's matrices. For modules that hold
-    one sub-module per expert the name contains ``{expert}``, e.g. ``expert_{expert}.wi.weight``."""
+    """Names of the packed parameters relative to ``path``, in the order of each record's matrices. For modules that
+    hold one sub-module per expert the name contains ``{expert}``, e.g. ``expert_{expert}.wi.weight``."""
     records: tuple[Record, ...]
     """Index = expert id."""
 
 
 @dataclass(frozen=True)
 class DenseMatrix:
-    """A packed matrix that every token may need (attention projection, shared expert, embedding, language-model head)."""
+    """A packed matrix that every token may need (attention projection, shared expert, embedding, language-model
+    head)."""
 
     parameter: str
     """Full parameter name in the module tree, e.g. ``model.layers.0.self_attn.q_proj.weight``."""
@@ -128,7 +129,8 @@ class Manifest:
     model_type: str
     architecture: str
     source_fingerprint: str
-    """xxh3-64 (hex) over the names, dtypes, shapes and byte lengths of all source tensors plus samples of their data."""
+    """xxh3-64 (hex) over the names, dtypes, shapes and byte lengths of all source tensors plus samples of their
+    data."""
     source_bytes: int
     codec: CodecSettings
     files: dict[str, FileEntry]
@@ -139,7 +141,8 @@ class Manifest:
     guard_tensor: str
     """Name of the wrong-shaped tensor that makes Transformers refuse the folder when ZipMoE is not imported."""
     ignored_source_keys: tuple[str, ...] = ()
-    """Checkpoint keys that the model itself ignores (for example multi-token prediction layers) and that were dropped."""
+    """Checkpoint keys that the model itself ignores (for example multi-token prediction layers) and that were
+    dropped."""
     sidecar_files: dict[str, int] = field(default_factory=dict)
     """xxh3-64 of every other file that was copied (tokenizer, generation config, ...), checked by ``zipmoe verify``."""
     format_version: int = FORMAT_VERSION

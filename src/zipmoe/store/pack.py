@@ -1,7 +1,7 @@
 """Pack a checkpoint: stream every expert and every large dense matrix through a codec into a new model folder.
 
-The order of writing makes an interrupted pack recognisable and resumable: records (with a journal), plain tensors, side files,
-index, ``config.json``, and last the manifest. Until the manifest exists the folder cannot be loaded.
+The order of writing makes an interrupted pack recognisable and resumable: records (with a journal), plain tensors,
+side files, index, ``config.json``, and last the manifest. Until the manifest exists the folder cannot be loaded.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def pack(
 ) -> Manifest:
     """Pack the checkpoint in ``source_folder`` into the new folder ``destination``.
 
-    Run again after an interruption with the same arguments, it continues behind the last record that was written durably.
+    Run again after an interruption with the same arguments, it continues behind the last record that was written
+    durably.
 
     Args:
         source_folder: a Hugging Face checkpoint with safetensors weights in BF16.

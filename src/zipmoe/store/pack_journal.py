@@ -1,7 +1,8 @@
 """The journal of a pack in progress: what has been written durably, so that an interrupted run can go on.
 
-One JSON object per line. The first line identifies the pack (source, codec, layout); every other line is a finished record.
-A line is written only after the record's bytes are on the device. The journal is deleted when the manifest has been written.
+One JSON object per line. The first line identifies the pack (source, codec, layout); every other line is a finished
+record. A line is written only after the record's bytes are on the device. The journal is deleted when the manifest
+has been written.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import nn
 from zipmoe.checkpoint.conversion_plan import ConversionPlan, LoadUnit, plan_conversion
 from zipmoe.checkpoint.expert_modules import ExpertModules, find_expert_groups
 from zipmoe.checkpoint.source import SourceCheckpoint
-from zipmoe.errors import NotAMixtureOfExpertsError, UnsupportedCheckpointError
+from zipmoe.errors import DamagedCheckpointError, NotAMixtureOfExpertsError, UnsupportedCheckpointError
 from zipmoe.store.manifest import DENSE_BLOCK_BYTES, RECORD_PREFIX, UnpackedReason
 
 BFLOAT16_BYTES = 2
@@ -177,6 +177,8 @@ def _choose_groups(
                 hint="the checkpoint is incomplete, or config.json belongs to another model",
             )
         units = {id(unit_of_target[name]): unit_of_target[name] for name in names}
+        for unit in units.values():
+            _check_complete(unit, source)
         dtypes = {source.tensors[key].dtype for unit in units.values() for key in unit.keys}
         if dtypes == {"BF16"}:
             chosen.append(group)
@@ -186,6 +188,18 @@ def _choose_groups(
                 copies.add(unit.keys, f"experts in {', '.join(sorted(dtypes))} instead of BF16")
         seen |= units.keys()
     return chosen
+
+
+def _check_complete(unit: LoadUnit, source: SourceCheckpoint) -> None:
+    """Every projection of the unit has as many experts as the others."""
+    counts = {len(keys) for keys in unit.sources.values()}
+    if len(counts) > 1:
+        most, least = (pick(unit.sources.items(), key=lambda item: len(item[1])) for pick in (max, min))
+        raise DamagedCheckpointError(
+            f"{str(source.folder)!r} has {len(least[1])} tensors like {least[1][0]!r} but {len(most[1])} like "
+            f"{most[1][0]!r}: some experts are missing",
+            hint="download the checkpoint again, or finish the download",
+        )
 
 
 def _choose_dense(
@@ -248,7 +262,7 @@ def _is_plain_matrix_module(model: Any, parameter: str) -> bool:
     return leaf == "weight" and isinstance(module, nn.Linear | nn.Embedding)
 
 
-def _reason_to_copy(  # noqa: PLR0911 - one reason per line is the clearest form
+def _reason_to_copy(
     model: Any, unit: LoadUnit, source: SourceCheckpoint, min_dense_bytes: int, groups: list[ExpertModules]
 ) -> str | None:
     target = unit.targets[0]

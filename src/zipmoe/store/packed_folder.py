@@ -27,12 +27,18 @@ class PackedFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> PackedFolder:
-        """Open ``path`` and check the manifest, the presence and length of every file, the record files' headers and the
-        checksums of the files with unpacked tensors. The records themselves are checked when they are read.
+        """Open ``path`` and check everything but the records, which are checked when they are read.
+
+        Checked are the manifest, presence and length of every file, the headers of the record files, and the checksums
+        of the files with unpacked tensors.
 
         Raises:
-            NotAPackedFolderError, UnfinishedPackError, ManifestError: the manifest is missing or wrong.
-            MissingShardError, TruncatedShardError, CorruptRecordError: a file is missing, of another length, or damaged.
+            NotAPackedFolderError: no such folder, or no manifest in it.
+            UnfinishedPackError: an interrupted pack.
+            ManifestError: the manifest is wrong, or files of two packs are mixed.
+            MissingShardError: a file is missing.
+            TruncatedShardError: a file has another length.
+            CorruptRecordError: a file with unpacked tensors is damaged.
         """
         folder = Path(path).expanduser()
         manifest = read_manifest(folder)

@@ -1,7 +1,7 @@
 """Safetensors files whose tensors are records: U8, contiguous, at 4096-aligned offsets (docs/format.md).
 
-The header comes first in the file but the records' lengths are known last, so its space is reserved (names are known) and
-padded with spaces, as the safetensors format allows.
+The header comes first in the file but the records' lengths are known last, so its space is reserved (names are known)
+and padded with spaces, as the safetensors format allows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Frozen dataclasses to JSON and back, strictly: a wrong type, a missing key or an unknown key is an error that names its place.
+"""Frozen dataclasses to JSON and back, strictly: a wrong type, a missing key or an unknown key is an error that names
+its place.
 
 Supports what the manifest needs: nested dataclasses, ``str``, ``int``, ``None``, unions of these, ``tuple[X, ...]`` and
 ``dict[str, X]``. Integers are JSON numbers; booleans are not integers; negative integers are refused unless they are a
@@ -52,7 +53,7 @@ def from_json(cls: type[T], value: Any, where: str = "") -> T:
     return typing.cast(T, _convert(cls, value, where or cls.__name__))
 
 
-def _convert(expected: Any, value: Any, where: str) -> Any:  # noqa: PLR0911
+def _convert(expected: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(expected):
         return _convert_dataclass(typing.cast(type, expected), value, where)
     origin = typing.get_origin(expected)

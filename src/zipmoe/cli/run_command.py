@@ -1,0 +1,193 @@
+"""``zipmoe run``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zipmoe.cli.progress import talk
+
+if TYPE_CHECKING:
+    import torch
+
+
+def run_command(
+    folder: Annotated[Path, typer.Argument(metavar="DST", help="Packed folder")],
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Budget for everything the process keeps, e.g. 4GB [default: what the machine allows]"),
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue; '-' reads it from standard input")] = None,
+    prompt_ids: Annotated[
+        str | None, typer.Option(help="Token ids instead of text, separated by commas or blanks")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template")] = False,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most")] = 128,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Logits bit for bit equal to plain Transformers on this machine")
+    ] = False,
+    combine: Annotated[
+        str | None, typer.Option(help="Order in which expert outputs are summed: grouped_mm or eager")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this probability")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed for sampling")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end-of-text token")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
+) -> None:
+    """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
+    from zipmoe.errors import InvalidArgumentError
+
+    if (prompt is None) == (prompt_ids is None):
+        raise InvalidArgumentError(
+            "give either --prompt or --prompt-ids", hint='for example: --prompt "Once upon a time"'
+        )
+    if max_new_tokens < 1:
+        raise InvalidArgumentError(f"--max-new-tokens {max_new_tokens} is not a positive number")
+    if temperature < 0 or not 0 < top_p <= 1:
+        raise InvalidArgumentError(
+            f"--temperature {temperature} with --top-p {top_p} is out of range",
+            hint="temperature is at least 0, top-p above 0 and at most 1",
+        )
+    if chat and prompt_ids is not None:
+        raise InvalidArgumentError("--chat needs --prompt, not --prompt-ids")
+    ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
+    if memory is not None:
+        from zipmoe.engine.byte_quantity import parse_bytes
+
+        parse_bytes(memory)
+
+    from zipmoe.store.packed_folder import PackedFolder
+
+    PackedFolder.open(folder)  # names what is wrong before torch and Transformers are imported
+    import torch
+    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import logging as transformers_logging
+
+    import zipmoe
+    from zipmoe.cli.token_stream import TokenStream
+
+    transformers_logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
+    tokenizer = _tokenizer(AutoTokenizer, folder) if prompt is not None or not as_json else None
+    inputs = torch.tensor([ids]) if ids is not None else _encode(tokenizer, _read_prompt(prompt), chat)
+    settings = zipmoe.ZipMoEConfig(
+        memory=memory, mode="exact" if exact else "fast", context_tokens=inputs.shape[1] + max_new_tokens
+    )
+    model = zipmoe.load(folder, experts_implementation=combine, quantization_config=settings)
+    mode_line = model.zipmoe_mode_line()
+    talk(mode_line)
+    _check_ids(inputs, model.config.get_text_config().vocab_size)
+    options = _generation_options(model, GenerationConfig, max_new_tokens, temperature, top_p, ignore_eos)
+    torch.manual_seed(seed)
+    statistics = model.zipmoe_engine.statistics
+    stream = TokenStream(tokenizer, statistics, sys.stdout if not as_json else None)
+    statistics.start_run()
+    with torch.inference_mode():
+        output = model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), generation_config=options, streamer=stream
+        )
+    report = statistics.report()
+    new_ids = output[0].tolist()[1:] if model.config.is_encoder_decoder else output[0, inputs.shape[1] :].tolist()
+    if as_json:
+        text = tokenizer.decode(new_ids, skip_special_tokens=True) if tokenizer is not None else None
+        typer.echo(
+            json.dumps(
+                {
+                    "text": text,
+                    "tokens": new_ids,
+                    "prompt_tokens": inputs.shape[1],
+                    "mode": mode_line,
+                    "statistics": report.as_dict(),
+                }
+            )
+        )
+    talk(report.line())
+    model.zipmoe_engine.close()
+
+
+def _parse_ids(text: str) -> list[int]:
+    from zipmoe.errors import InvalidArgumentError
+
+    try:
+        ids = [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise InvalidArgumentError(
+            f"--prompt-ids {text[:40]!r} is not a list of numbers", hint="for example: --prompt-ids 12,7,300"
+        ) from None
+    if not ids:
+        raise InvalidArgumentError("--prompt-ids is empty")
+    return ids
+
+
+def _check_ids(inputs: torch.Tensor, vocabulary: int) -> None:
+    from zipmoe.errors import InvalidArgumentError
+
+    if int(inputs.min()) < 0 or int(inputs.max()) >= vocabulary:
+        raise InvalidArgumentError(f"--prompt-ids holds ids outside of the vocabulary (0 to {vocabulary - 1})")
+
+
+def _read_prompt(prompt: str | None) -> str:
+    from zipmoe.errors import InvalidArgumentError
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise InvalidArgumentError("the prompt is empty")
+    return text
+
+
+def _tokenizer(auto_tokenizer: Any, folder: Path) -> Any:
+    from zipmoe.errors import InvalidArgumentError
+
+    try:
+        return auto_tokenizer.from_pretrained(folder)
+    except (OSError, ValueError, ImportError) as error:
+        raise InvalidArgumentError(
+            f"{str(folder)!r} has no usable tokenizer: {str(error).splitlines()[0]}",
+            hint="use --prompt-ids with --json, or copy the tokenizer's files into the folder",
+        ) from error
+
+
+def _encode(tokenizer: Any, text: str, chat: bool) -> torch.Tensor:
+    from zipmoe.errors import InvalidArgumentError
+
+    if not chat:
+        encoded = tokenizer(text, return_tensors="pt")["input_ids"]
+    elif not tokenizer.chat_template:
+        raise InvalidArgumentError("this model has no chat template", hint="leave out --chat")
+    else:
+        encoded = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
+    if encoded.shape[1] == 0:
+        raise InvalidArgumentError("the prompt has no tokens")
+    return encoded  # type: ignore[no-any-return]
+
+
+def _generation_options(
+    model: Any, generation_config: Any, max_new_tokens: int, temperature: float, top_p: float, ignore_eos: bool
+) -> Any:
+    own = model.generation_config
+    options = generation_config(
+        max_new_tokens=max_new_tokens,
+        do_sample=temperature > 0,
+        eos_token_id=None if ignore_eos else own.eos_token_id,
+        bos_token_id=own.bos_token_id,
+        pad_token_id=_pad_token(own),
+        decoder_start_token_id=own.decoder_start_token_id,
+    )
+    if temperature > 0:
+        options.temperature, options.top_p, options.top_k = temperature, top_p, 0
+    return options
+
+
+def _pad_token(own: Any) -> int:
+    if own.pad_token_id is not None:
+        return int(own.pad_token_id)
+    eos = own.eos_token_id
+    return int((eos[0] if isinstance(eos, list) else eos) or 0)

@@ -1,0 +1,106 @@
+"""``ZipMoEConfig``: the ``quantization_config`` of a packed folder, and what a caller may choose when loading it.
+
+Two keys live in config.json (``quant_method``, ``format_version``). The others are loading attributes: given by the caller,
+else by the environment (``ZIPMOE_MEMORY``, ``ZIPMOE_MODE``), else the default.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from zipmoe.errors import InvalidArgumentError, ManifestError
+from zipmoe.store.manifest import FORMAT_VERSION
+
+QUANT_METHOD = "zipmoe"
+MODES = ("fast", "exact")
+VERIFY = ("always", "first", "never")
+_LOADING_ATTRIBUTES = ("memory", "mode", "context_tokens", "verify", "io_threads", "decode_threads")
+
+
+class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """How to load a packed folder.
+
+    Args:
+        memory: budget for everything that the process keeps, e.g. ``"4GB"`` or bytes. Default: ``ZIPMOE_MEMORY``, else the
+            smallest of physical memory and the control group's limits, less a reserve.
+        mode: ``"fast"`` or ``"exact"``. Default: ``ZIPMOE_MODE``, else ``"fast"``.
+        context_tokens: tokens (over all sequences of a batch) for which key-value cache is reserved at start. Default: the
+            model's context length, at most 4096.
+        verify: when checksums of records are verified: ``"always"`` (each read), ``"first"`` or ``"never"``.
+        io_threads: threads that read from disk. Default: the engine's.
+        decode_threads: threads that decode. Default: the engine's.
+        quant_method: ``"zipmoe"``, as config.json says.
+        format_version: version of the packed folder, as config.json says.
+
+    Raises:
+        InvalidArgumentError: unknown key or value.
+        ManifestError: unknown ``format_version``.
+    """
+
+    def __init__(
+        self,
+        memory: str | int | None = None,
+        mode: str | None = None,
+        context_tokens: int | None = None,
+        verify: str = "always",
+        io_threads: int | None = None,
+        decode_threads: int | None = None,
+        quant_method: str = QUANT_METHOD,
+        format_version: int = FORMAT_VERSION,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            raise InvalidArgumentError(
+                f"quantization_config has unknown keys: {', '.join(sorted(unknown))}",
+                hint=f"known are quant_method, format_version, {', '.join(_LOADING_ATTRIBUTES)}",
+            )
+        if quant_method != QUANT_METHOD:
+            raise InvalidArgumentError(f"quant_method is {quant_method!r}, expected {QUANT_METHOD!r}")
+        if format_version != FORMAT_VERSION:
+            raise ManifestError(
+                f"the folder has format version {format_version!r}, this ZipMoE reads version {FORMAT_VERSION}",
+                hint="install the ZipMoE that packed it, or pack the original checkpoint again",
+            )
+        self.quant_method = quant_method
+        self.format_version = format_version
+        self.memory = memory
+        self.mode = mode
+        self.context_tokens = _positive("context_tokens", context_tokens)
+        self.verify = _one_of("verify", verify, VERIFY)
+        self.io_threads = _positive("io_threads", io_threads)
+        self.decode_threads = _positive("decode_threads", decode_threads)
+        if mode is not None:
+            _one_of("mode", mode, MODES)
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        """What the caller chose; Transformers copies it over the folder's own configuration."""
+        return {name: getattr(self, name) for name in _LOADING_ATTRIBUTES}
+
+    def resolved_memory(self) -> str | int | None:
+        """The budget: argument, else ``ZIPMOE_MEMORY``, else None (the engine's default)."""
+        return self.memory if self.memory is not None else os.environ.get("ZIPMOE_MEMORY")
+
+    def resolved_mode(self) -> str:
+        """The mode: argument, else ``ZIPMOE_MODE``, else ``"fast"``."""
+        if self.mode is not None:
+            return self.mode
+        return _one_of("ZIPMOE_MODE", os.environ.get("ZIPMOE_MODE", "fast"), MODES)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part that belongs into config.json."""
+        return {"quant_method": self.quant_method, "format_version": self.format_version}
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise InvalidArgumentError(f"{name} is {value!r}", hint=f"choose one of {', '.join(allowed)}")
+    return value
+
+
+def _positive(name: str, value: int | None) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InvalidArgumentError(f"{name} is {value!r}", hint="give a positive whole number")
+    return value

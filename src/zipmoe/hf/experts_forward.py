@@ -1,0 +1,108 @@
+"""Experts modules of Transformers' experts interface, computed from packed experts, bit for bit.
+
+What must not change for that (docs/architecture.md): all rows of an expert go through one matrix product (same M), gate and
+up stay fused, weights keep their layout, and the outputs are combined in the order that Transformers uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from zipmoe.hf.combine_order import CombineOrder, combine_order
+from zipmoe.hf.engine_slot import refuse_gradients
+from zipmoe.hf.expert_parameter import ExpertSource
+from zipmoe.hf.packed_experts import PackedExperts
+
+
+class PackedInterfaceExperts(PackedExperts):
+    """An experts module of the interface whose expert parameters are packed."""
+
+    config: Any
+    num_experts: int
+    has_gate: bool
+    has_bias: bool
+    has_post_expert_norm: bool
+    is_transposed: bool
+    act_fn: Callable[[torch.Tensor], torch.Tensor]
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """(tokens, hidden) with expert ids and weights (tokens, top_k) to (tokens, hidden).
+
+        Raises:
+            UnsupportedOperationError: the configured experts implementation is none of ours, or gradients are asked for.
+        """
+        refuse_gradients(hidden_states)
+        order = combine_order(self.config._experts_implementation)
+        return _FORWARDS[order](self, hidden_states, top_k_index, top_k_weights)
+
+
+def _forward_grouped(
+    self: PackedInterfaceExperts, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    tokens, hidden = hidden_states.shape
+    top_k = top_k_index.size(-1)
+    expert_of_position = top_k_index.reshape(-1)
+    weights = top_k_weights.reshape(-1)
+    sorted_experts, positions = torch.sort(expert_of_position, stable=True)
+    experts, counts = torch.unique_consecutive(sorted_experts, return_counts=True)
+    rows = dict(zip(experts.tolist(), positions.split(counts.tolist()), strict=True))
+    # Ids outside the range mean "no expert" (padding of expert parallelism): their terms are zero.
+    needed = [expert for expert in rows if 0 <= expert < self.num_experts]
+    allocate = torch.empty if len(needed) == len(rows) else torch.zeros
+    terms: torch.Tensor | None = None
+    source = self._zipmoe_source
+    with source.request(needed) as request:
+        for expert in request:
+            at = rows[expert]
+            output = _expert_output(self, source, expert, hidden_states[at // top_k])
+            output = output * weights[at].unsqueeze(-1)
+            if terms is None:
+                terms = allocate((tokens * top_k, output.size(-1)), dtype=output.dtype)
+            terms[at] = output
+    if terms is None:
+        return torch.zeros_like(hidden_states)
+    return terms.view(tokens, top_k, -1).sum(dim=1).to(hidden_states.dtype)
+
+
+def _expert_output(self: Any, source: ExpertSource, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    """Gated feed-forward network of one resident expert on ``rows`` (m, hidden), before the routing weight."""
+    up = _project(self, source, expert, "gate_up_proj" if self.has_gate else "up_proj", rows)
+    activated = self._apply_gate(up) if self.has_gate else self.act_fn(up)
+    down = _project(self, source, expert, "down_proj", activated)
+    return self.post_expert_norm(down) if self.has_post_expert_norm else down
+
+
+def _project(self: Any, source: ExpertSource, expert: int, name: str, rows: torch.Tensor) -> torch.Tensor:
+    weight = source.resident_matrix(expert, name)
+    output = functional.linear(rows.to(weight.dtype), weight.T if self.is_transposed else weight)
+    if self.has_bias:
+        output.add_(getattr(self, f"{name}_bias")[expert])  # rounded before the bias is added, as grouped_mm does
+    return output
+
+
+def _forward_eager(
+    self: PackedInterfaceExperts, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    experts = [expert for expert in torch.unique(top_k_index).tolist() if 0 <= expert < self.num_experts]
+    with self._zipmoe_source.walk(experts):
+        return eager_forward(self)(self, hidden_states, top_k_index, top_k_weights)
+
+
+def eager_forward(module: nn.Module) -> Callable[..., torch.Tensor]:
+    """The family's own forward, as written in its modelling file (the interface's decorator wraps it)."""
+    original = next(c for c in type(module).__mro__ if not issubclass(c, PackedExperts) and "forward" in vars(c))
+    forward: Callable[..., torch.Tensor] = original.forward
+    return getattr(forward, "__wrapped__", forward)
+
+
+_FORWARDS: dict[CombineOrder, Callable[..., torch.Tensor]] = {
+    CombineOrder.GROUPED_MM: _forward_grouped,
+    CombineOrder.EAGER: _forward_eager,
+}

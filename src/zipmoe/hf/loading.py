@@ -1,0 +1,65 @@
+"""``zipmoe.load``: a packed folder to a Transformers model in one call."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from zipmoe.errors import NotAPackedFolderError
+from zipmoe.hf.configuration import QUANT_METHOD, ZipMoEConfig
+from zipmoe.hf.registration import register
+
+
+def load(
+    folder: str | Path,
+    memory: str | int | None = None,
+    mode: str | None = None,
+    experts_implementation: str | None = None,
+    **from_pretrained_kwargs: Any,
+) -> Any:
+    """Load a packed folder with the class that its config.json names.
+
+    Args:
+        folder: packed folder, or name of a repository on the Hugging Face hub that holds one.
+        memory: budget for everything that the process keeps, e.g. ``"4GB"``; see ``ZipMoEConfig``.
+        mode: ``"fast"`` (default) or ``"exact"``.
+        experts_implementation: combine order, ``"grouped_mm"`` (default) or ``"eager"``.
+        from_pretrained_kwargs: passed on to ``from_pretrained`` (``dtype``, ``attn_implementation``, ...); an explicit
+            ``quantization_config`` replaces ``memory`` and ``mode``.
+
+    Returns:
+        The ``PreTrainedModel``; its engine is ``model.zipmoe_engine``.
+
+    Raises:
+        NotAPackedFolderError: the folder does not exist or is not packed.
+        BudgetTooSmallError: the budget is below the model's floor.
+    """
+    register()
+    settings = from_pretrained_kwargs.pop("quantization_config", None) or ZipMoEConfig(memory=memory, mode=mode)
+    config = _read_config(folder, from_pretrained_kwargs)
+    if experts_implementation is not None:
+        from_pretrained_kwargs["experts_implementation"] = experts_implementation
+    model_class = getattr(transformers, config.architectures[0])
+    with warnings.catch_warnings():
+        # Transformers says that only our loading attributes are taken from the argument: that is what is wanted.
+        warnings.filterwarnings("ignore", message="You passed `quantization_config`")
+        return model_class.from_pretrained(folder, quantization_config=settings, **from_pretrained_kwargs)
+
+
+_CONFIG_KEYS = ("revision", "cache_dir", "token", "local_files_only", "subfolder", "force_download", "proxies")
+
+
+def _read_config(folder: str | Path, kwargs: dict[str, Any]) -> Any:
+    path = Path(folder)
+    if path.exists() and not (path / kwargs.get("subfolder", "") / "config.json").is_file():
+        raise NotAPackedFolderError(f"{folder} holds no config.json", hint="pack a checkpoint: zipmoe pack SRC DST")
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **{k: kwargs[k] for k in _CONFIG_KEYS if k in kwargs})
+    except (OSError, ValueError) as error:
+        raise NotAPackedFolderError(f"{folder} cannot be loaded: {error}") from error
+    if (getattr(config, "quantization_config", None) or {}).get("quant_method") != QUANT_METHOD:
+        raise NotAPackedFolderError(f"{folder} is not a packed folder", hint=f"pack it first: zipmoe pack {folder} DST")
+    return config

@@ -1,0 +1,196 @@
+"""Operations of a loaded model that touch its weights: they work on packed weights, or say why they cannot.
+
+The loaded model (and every sub-model) gets a dynamic class: the same name and module, with the methods below in front.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import nn
+
+from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH
+from zipmoe.engine.engine import Engine
+from zipmoe.errors import UnsupportedOperationError
+from zipmoe.hf.combine_order import combine_order
+from zipmoe.hf.expert_parameter import ExpertParameter
+from zipmoe.hf.families.switch_transformers import ExpertLinear
+from zipmoe.hf.lazy_weight import LazyWeight
+from zipmoe.hf.packed_module import PackedModule, require_exact_conversion
+from zipmoe.hf.saving import push_folder, save_packed_folder
+from zipmoe.store.packed_folder import PackedFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+else:
+    # The classes below stand before a PreTrainedModel in a dynamic class. Importing it here would start the import of
+    # Transformers' model loading, at whose end this package is registered, in the middle of this package's own import.
+    PreTrainedModel = nn.Module
+
+
+_UPLOAD_OPTIONS = ("commit_message", "private", "token", "revision", "create_pr")
+
+
+class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
+    """A sub-model of a packed model."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the first parameter, packed or not, as in plain Transformers."""
+        return next(dtype for dtype in _parameter_dtypes(self) if dtype.is_floating_point)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        require_exact_conversion(fn, self.dtype)  # before anything is converted
+        return super()._apply(fn, recurse)
+
+    def float(self, *args: Any) -> Any:
+        """Compute in float32: every BF16 weight is widened exactly when it is decoded."""
+        return self.to(torch.float32)
+
+    def half(self, *args: Any) -> NoReturn:
+        """Raises UnsupportedOperationError: float16 does not hold every BF16 weight."""
+        self.to(torch.float16)
+        raise AssertionError("unreachable")
+
+    def train(self, mode: bool = True) -> Any:
+        """Only ``train(False)``: packed weights have no gradients (UnsupportedOperationError)."""
+        if mode:
+            raise UnsupportedOperationError(
+                "a packed model is for inference: its weights have no gradients",
+                hint="train the original checkpoint and pack the result",
+            )
+        return super().train(False)
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Module:
+        """Works if the number of tokens stays, or if the embeddings are not packed."""
+        embeddings: nn.Module = self.get_input_embeddings()
+        unchanged = new_num_tokens in (None, embeddings.weight.shape[0]) and not args and not kwargs
+        if unchanged:
+            return embeddings
+        if any(isinstance(m, PackedModule) for m in (embeddings, self.get_output_embeddings())):
+            raise UnsupportedOperationError(
+                "the token embeddings of a packed model cannot be resized: they are compressed",
+                hint="resize them in the original checkpoint and pack it again",
+            )
+        resized: nn.Module = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        return resized
+
+    def set_experts_implementation(self, experts_implementation: str | dict[str, str]) -> None:
+        """Switch the combine order: "zipmoe" or "grouped_mm" (the default order), or "eager".
+
+        Raises:
+            UnsupportedOperationError: any other implementation.
+        """
+        named = experts_implementation if isinstance(experts_implementation, dict) else {"": experts_implementation}
+        for name in named.values():
+            combine_order(name)
+        super().set_experts_implementation(experts_implementation)
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Number of parameters, packed ones included (they are never trainable)."""
+        count: int = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
+        return count if only_trainable else count + sum(_packed_parameter_counts(self, exclude_embeddings))
+
+
+class PackedModel(PackedSubModel):
+    """The model that ``from_pretrained`` returns."""
+
+    zipmoe_engine: Engine
+    zipmoe_mode: str
+    _zipmoe_folder: PackedFolder
+
+    def zipmoe_mode_line(self) -> str:
+        """What runs: codec, mode, combine order, instruction set, I/O backend, budget and pool."""
+        order = combine_order(self.config.get_text_config()._experts_implementation)
+        return self.zipmoe_engine.mode_line(self.zipmoe_mode, order.value)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Copy the packed folder, with this model's generation configuration.
+
+        Args:
+            save_directory: where to; created if it does not exist.
+            push_to_hub: upload the copy afterwards, to ``repo_id`` or the folder's name.
+            kwargs: ``repo_id``, ``commit_message``, ``private``, ``token``, ``revision``, ``create_pr`` for the upload.
+                Options about how to write weights do not apply and are ignored.
+
+        Raises:
+            UnsupportedOperationError: other weights are given (``state_dict``).
+        """
+        if kwargs.get("state_dict") is not None:
+            raise UnsupportedOperationError(
+                "a packed model saves its packed weights only, not a given state_dict",
+                hint="save the original model and pack it again",
+            )
+        save_packed_folder(self._zipmoe_folder, Path(save_directory))
+        if self.can_generate():
+            self.generation_config.save_pretrained(save_directory)
+        if push_to_hub:
+            options = {key: kwargs[key] for key in _UPLOAD_OPTIONS if key in kwargs}
+            push_folder(Path(save_directory), kwargs.get("repo_id", Path(save_directory).name), **options)
+
+    def get_memory_footprint(self, return_buffers: bool = True) -> int:
+        """Bytes of the unpacked tensors, and of the memory that the engine holds for the packed ones."""
+        unpacked: int = super().get_memory_footprint(return_buffers)
+        return unpacked + sum(self.zipmoe_engine.budget.reserved(name) for name in (DENSE, SCRATCH, EXPERT_POOL))
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise UnsupportedOperationError(
+            "a packed model cannot be copied: its weights live in the memory that one engine owns",
+            hint="load the folder a second time instead",
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UnsupportedOperationError(
+            "a packed model cannot be pickled: its weights live in the memory that one engine owns",
+            hint="use model.save_pretrained(folder), or copy the packed folder",
+        )
+
+
+def guard_model(model: Any, folder: PackedFolder, engine: Engine, mode: str) -> None:
+    """Give ``model`` and its sub-models the methods of this file, and ``model`` its engine."""
+    import transformers
+
+    for module in list(model.modules()):
+        if isinstance(module, transformers.PreTrainedModel) and module is not model:
+            module.__class__ = _guarded_class(type(module), PackedSubModel)
+    model.__class__ = _guarded_class(type(model), PackedModel)
+    model.zipmoe_engine = engine
+    model.zipmoe_mode = mode
+    model._zipmoe_folder = folder
+
+
+@cache
+def _guarded_class(original: type, guards: type) -> type:
+    # The name and the module stay: Transformers derives the architecture and the modelling file from them.
+    attributes = {"__module__": original.__module__, "__doc__": original.__doc__, "__qualname__": original.__qualname__}
+    return type(original.__name__, (guards, original), attributes)
+
+
+def _parameter_dtypes(model: nn.Module) -> Iterator[torch.dtype]:
+    """Dtypes of the parameters in the order of the module tree; a module's packed ones before its others."""
+    for module in model.modules():
+        yield from (held.dtype for held in _packed_of(module))
+        yield from (parameter.dtype for parameter in module.parameters(recurse=False))
+
+
+def _packed_of(module: nn.Module) -> Iterator[LazyWeight | ExpertParameter]:
+    if isinstance(module, PackedModule | ExpertLinear):
+        yield module.weight
+    yield from (value for value in vars(module).values() if isinstance(value, ExpertParameter))
+
+
+def _packed_parameter_counts(model: nn.Module, exclude_embeddings: bool) -> Iterator[int]:
+    seen: set[str] = set()
+    for module in model.modules():
+        if exclude_embeddings and isinstance(module, nn.Embedding):
+            continue
+        for held in _packed_of(module):
+            name = held.zipmoe_parameter
+            if name not in seen:  # tied matrices count once
+                seen.add(name)
+                yield held.numel()

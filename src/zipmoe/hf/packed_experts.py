@@ -1,0 +1,46 @@
+"""What all packed experts modules share, whatever their family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from zipmoe.checkpoint.expert_modules import ExpertModules
+from zipmoe.hf.expert_parameter import ExpertParameter, ExpertSource
+from zipmoe.hf.packed_module import require_exact_conversion
+
+
+class PackedExperts(nn.Module):
+    """A module that computes with the experts of one group; placed before the family's class by ``dynamic_experts``."""
+
+    _zipmoe_source: ExpertSource
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        self._zipmoe_source.dtype = require_exact_conversion(fn, self._zipmoe_source.dtype)
+        return super()._apply(fn, recurse)
+
+
+def become(module: nn.Module, packed: type[PackedExperts], source: ExpertSource) -> None:
+    """Give ``module`` the behaviour of ``packed``, before that of its own class."""
+    module.__class__ = _dynamic_experts(type(module), packed)
+    module._zipmoe_source = source  # type: ignore[assignment]
+    # Families initialise their expert parameters in _init_weights, which must not see the stand-ins.
+    module._is_hf_initialized = True  # type: ignore[assignment]
+
+
+def replace_parameters(module: nn.Module, experts: ExpertModules, source: ExpertSource) -> None:
+    """Replace the fused expert parameters of ``module`` by stand-ins; nothing is allocated."""
+    for name in experts.parameters:
+        parameter = module._parameters.pop(name)
+        assert parameter is not None
+        setattr(module, name, ExpertParameter(source, name, parameter.shape))
+
+
+@cache
+def _dynamic_experts(original: type, packed: type) -> type:
+    attributes = {"__module__": original.__module__, "__doc__": original.__doc__}
+    return type(f"Packed{original.__name__}", (packed, original), attributes)

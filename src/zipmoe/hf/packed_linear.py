@@ -1,0 +1,37 @@
+"""A linear layer whose weight is decoded tile by tile while it is applied."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from zipmoe.hf.engine_slot import refuse_gradients
+from zipmoe.hf.packed_module import PackedModule
+
+
+class PackedLinear(PackedModule, nn.Linear):
+    """``nn.Linear`` with a packed weight.
+
+    A weight that fits into one tile is applied by one ``linear`` call with the bias, exactly as in ``nn.Linear``. A larger
+    one is applied in tiles of output rows: each output element is the same dot product over the same operands, and its
+    bias is added in the same call.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``input`` (..., in_features) to (..., out_features), in ``input``'s dtype."""
+        refuse_gradients(input)
+        output: torch.Tensor | None = None
+        with closing(self._zipmoe_slot.engine.dense_tiles(self._zipmoe_parameter)) as tiles:
+            for begin, end, tile in tiles:
+                weight = tile.to(self._zipmoe_dtype)
+                if end - begin == self.out_features:
+                    return functional.linear(input, weight, self.bias)
+                if output is None:
+                    output = input.new_empty((*input.shape[:-1], self.out_features))
+                bias = self.bias[begin:end] if self.bias is not None else None
+                output[..., begin:end] = functional.linear(input, weight, bias)
+        assert output is not None
+        return output

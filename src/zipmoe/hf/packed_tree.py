@@ -1,0 +1,126 @@
+"""Replaces the packed parameters of a model that is still on the meta device, and checks that manifest and model agree."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from zipmoe.checkpoint.expert_modules import ExpertModules, find_expert_groups, is_interface_module
+from zipmoe.errors import ManifestError, UnsupportedOperationError
+from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
+from zipmoe.hf.expert_parameter import ExpertSource
+from zipmoe.hf.families import install
+from zipmoe.hf.packed_embedding import PackedEmbedding
+from zipmoe.hf.packed_linear import PackedLinear
+from zipmoe.hf.packed_module import PackedModule, pack_module
+from zipmoe.store.manifest import DenseMatrix, ExpertGroup, Manifest
+
+UNPACKED_MARK = "_zipmoe_unpacked"
+"""Attribute of experts modules of the interface that the folder left unpacked: they compute as in plain Transformers."""
+
+_PACKED_CLASSES: dict[type[nn.Module], type[PackedModule]] = {nn.Linear: PackedLinear, nn.Embedding: PackedEmbedding}
+
+
+def replace_packed_parameters(model: Any, manifest: Manifest, slot: EngineSlot) -> set[str]:
+    """Replace every parameter of ``model`` (a PreTrainedModel on the meta device) that ``manifest`` holds.
+
+    A model of another class than the packed one (a base model, another head) takes the parts that it has.
+
+    Returns:
+        Full names, in this model's tree, of the dense parameters that were replaced.
+
+    Raises:
+        ManifestError: the manifest describes another model.
+    """
+    names = _Names(model)
+    complete = type(model).__name__ == manifest.architecture
+    described = {experts.path: experts for experts in find_expert_groups(model)}
+    installed = 0
+    for group in manifest.expert_groups:
+        path = names.resolve(group.path)
+        if path in described:
+            experts = described[path]
+            _check_group(model, experts, group)
+            dtype = _computing_dtype(next(iter(experts.parameter_names())), model)
+            install(model, experts, ExpertSource(slot, group.path, experts.num_experts, dtype))
+            installed += 1
+        elif complete:
+            _mismatch(model, f"it has no experts at {group.path}")
+    if not installed:
+        _mismatch(model, "it has none of the packed experts")
+    for module in model.modules():
+        if is_interface_module(module) and not hasattr(module, "_zipmoe_source"):
+            setattr(module, UNPACKED_MARK, True)
+    return {
+        name
+        for matrix in manifest.dense
+        for parameter in (matrix.parameter, *matrix.tied_parameters)
+        if (name := _replace_dense(model, matrix, parameter, names, slot, complete)) is not None
+    }
+
+
+class _Names:
+    """Names of the packed model, found again in a model that may lack or have the prefix of the base model."""
+
+    def __init__(self, model: Any) -> None:
+        self._prefix = f"{model.base_model_prefix}."
+        self._modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
+
+    def resolve(self, path: str) -> str | None:
+        """The model's own path of the module that the manifest calls ``path``; None if it has no such module."""
+        candidates = (path, path.removeprefix(self._prefix), self._prefix + path)
+        return next((name for name in candidates if name in self._modules), None)
+
+
+def _replace_dense(
+    model: Any, matrix: DenseMatrix, parameter: str, names: _Names, slot: EngineSlot, complete: bool
+) -> str | None:
+    path = names.resolve(parameter.removesuffix(".weight"))
+    if path is None:
+        if complete:
+            _mismatch(model, f"it has no parameter {parameter}")
+        return None
+    name = f"{path}.weight"
+    module = model.get_submodule(path)
+    if isinstance(module, PackedModule):  # the same module under a second name
+        return name
+    packed = next((packed for base, packed in _PACKED_CLASSES.items() if isinstance(module, base)), None)
+    weight = module._parameters.get("weight")
+    if packed is None or weight is None:
+        _mismatch(model, f"{path} is a {type(module).__name__}, not a linear layer or an embedding")
+    if tuple(weight.shape) != (matrix.rows, matrix.columns):
+        _mismatch(model, f"{name} has the shape {tuple(weight.shape)}, the folder's is {(matrix.rows, matrix.columns)}")
+    _computing_dtype(name, model)
+    pack_module(module, packed, slot, matrix.parameter)
+    return name
+
+
+def _check_group(model: Any, experts: ExpertModules, group: ExpertGroup) -> None:
+    if len(group.records) != experts.num_experts:
+        _mismatch(model, f"{experts.path} has {experts.num_experts} experts, the folder has {len(group.records)}")
+    shapes = tuple((matrix.rows, matrix.columns) for matrix in group.records[0].matrices)
+    if group.parameters != experts.parameters or shapes != experts.slice_shapes:
+        _mismatch(
+            model,
+            f"experts of {experts.path} have {dict(zip(experts.parameters, experts.slice_shapes, strict=True))}, the "
+            f"folder's have {dict(zip(group.parameters, shapes, strict=False))}",
+        )
+
+
+def _computing_dtype(name: str, model: Any) -> torch.dtype:
+    dtype: torch.dtype = model.get_parameter(name).dtype
+    if dtype not in EXACT_DTYPES:
+        raise UnsupportedOperationError(
+            f"{name} would be computed in {dtype}, which does not hold every BF16 weight unchanged",
+            hint="load with dtype=torch.bfloat16 or dtype=torch.float32",
+        )
+    return dtype
+
+
+def _mismatch(model: Any, what: str) -> NoReturn:
+    raise ManifestError(
+        f"the folder's manifest does not describe this {type(model).__name__}: {what}",
+        hint="config.json, zipmoe.json and the shards must come from one pack; pack the checkpoint again",
+    )

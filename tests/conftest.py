@@ -1,0 +1,31 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen2-MoE checkpoint; treat it as read-only."""
+    from tiny_checkpoint import save_tiny_checkpoint
+
+    return save_tiny_checkpoint(tmp_path_factory.mktemp("tiny_source"))
+
+
+@pytest.fixture(scope="session")
+def tiny_packed(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``tiny_source`` packed with FX3, small dense matrices included; treat it as read-only."""
+    from zipmoe.store.manifest import CodecSettings
+    from zipmoe.store.pack import pack
+
+    folder = tmp_path_factory.mktemp("tiny_packed") / "model"
+    pack(tiny_source, folder, CodecSettings("fx3", None, 1), jobs=1, min_dense_bytes=0)
+    return folder
