@@ -12,24 +12,22 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from zipmoe.errors import BudgetExceededError, UnsupportedOperationError
+from zipmoe.engine.budget import MemoryBudget
+from zipmoe.errors import UnsupportedOperationError
 from zipmoe.store.manifest import DenseMatrix, ExpertGroup, MatrixEntry, Record
 from zipmoe.store.packed_folder import PackedFolder
 from zipmoe.store.record_encoder import decode_matrix
 
 
 class FakeEngine:
-    resident_bytes = 0
-
-    def __init__(self, folder: PackedFolder, *, left_bytes: int = 1 << 40, shuffle: bool = True) -> None:
+    def __init__(self, folder: PackedFolder, *, shuffle: bool = True) -> None:
         self.folder = folder
-        self.left_bytes = left_bytes
+        self.budget = MemoryBudget(1 << 40)
         self.requests: list[tuple[str, list[int], bool]] = []
         self.fetched: list[tuple[str, int, str]] = []
         self.tiles: list[str] = []
         self.whole: list[str] = []
         self.rows: list[int] = []
-        self.accounted: list[tuple[str, int]] = []
         self._shuffle = np.random.default_rng(0) if shuffle else None
         self._pinned: tuple[str, int] | None = None
         self._open = False
@@ -92,11 +90,8 @@ class FakeEngine:
         self.rows.append(rows.numel())
         return torch.cat([self._decode(block, block.matrices[0]) for block in self._dense(parameter).blocks])[rows]
 
-    def account(self, what: str, bytes: int) -> None:
-        if bytes > self.left_bytes:
-            raise BudgetExceededError(f"{what} needs {bytes} bytes, {self.left_bytes} are left")
-        self.left_bytes -= bytes
-        self.accounted.append((what, bytes))
+    def account(self, what: str, count: int) -> None:
+        self.budget.set_reservation(what, count)
 
     def mode_line(self, mode: str, combine: str) -> str:
         return f"mode={mode} combine={combine}"

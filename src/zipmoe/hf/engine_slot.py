@@ -6,14 +6,12 @@ what the modules can hold in the meantime.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
+from zipmoe.engine.engine import Engine
 from zipmoe.errors import UnsupportedOperationError
-
-if TYPE_CHECKING:
-    from zipmoe.engine.engine import Engine
 
 EXACT_DTYPES = (torch.bfloat16, torch.float32)
 """Dtypes that hold every BF16 weight exactly; packed weights are computed with in one of them."""

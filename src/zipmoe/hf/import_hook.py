@@ -64,4 +64,6 @@ def _register() -> None:
     except Exception as error:
         # An import of Transformers must not fail because of a plug-in that this program may not even use. A packed
         # folder still refuses to load without it.
-        warnings.warn(f"ZipMoE cannot register with Transformers, packed folders will not load: {error!r}", stacklevel=2)
+        warnings.warn(
+            f"ZipMoE cannot register with Transformers, packed folders will not load: {error!r}", stacklevel=2
+        )

@@ -21,7 +21,10 @@ def _getter(name: str) -> Any:
 
 
 _METADATA = frozenset(
-    [_getter(name) for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn")]
+    [
+        _getter(name)
+        for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn")
+    ]
     + [_getter(name) for name in ("is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mps")]
     + [_getter(name) for name in ("itemsize", "nbytes", "is_xla", "is_mkldnn")]
     + [torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.nelement, torch.Tensor.element_size]
@@ -65,9 +68,9 @@ class LazyWeight(torch.Tensor):
         return self._parameter
 
     def materialise(self) -> torch.Tensor:
-        """The decoded matrix, an ordinary tensor."""
+        """The decoded matrix, an ordinary tensor that requires a gradient, as a parameter of a loaded model does."""
         if self._decoded is None:
-            self._decoded = self._decode()
+            self._decoded = self._decode().requires_grad_()
         return self._decoded
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
@@ -88,7 +91,10 @@ class LazyWeight(torch.Tensor):
         if func in _ITSELF:
             return args[0]
         _refuse_writes(func, args)
-        return func(*tree_map(_unwrap, args), **tree_map(_unwrap, dict(kwargs or {})))
+        # A product of torch may choose its kernel by whether an operand requires a gradient, even where none is recorded:
+        # the decoded weight does, as the parameter did. Nothing is recorded.
+        with torch.no_grad():
+            return func(*tree_map(_unwrap, args), **tree_map(_unwrap, dict(kwargs or {})))
 
     @classmethod
     def __torch_dispatch__(
@@ -108,7 +114,9 @@ def _unwrap(value: Any) -> Any:
 
 def _refuse_writes(func: Callable[..., Any], args: tuple[Any, ...]) -> None:
     name = getattr(func, "__name__", "")
-    writes = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__") or name.startswith("__i")
+    writes = (
+        (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__") or name.startswith("__i")
+    )
     if writes and name not in ("__index__", "__int__", "__invert__") and args and isinstance(args[0], LazyWeight):
         raise UnsupportedOperationError(
             f"the packed weight {args[0].zipmoe_parameter} cannot be changed ({name})",

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
+
+from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH
+from zipmoe.engine.engine import Engine
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import combine_order
+from zipmoe.hf.engine_slot import refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.lazy_weight import LazyWeight
@@ -24,8 +28,6 @@ from zipmoe.store.packed_folder import PackedFolder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from zipmoe.engine.engine import Engine
 else:
     # The classes below stand before a PreTrainedModel in a dynamic class. Importing it here would start the import of
     # Transformers' model loading, at whose end this package is registered, in the middle of this package's own import.
@@ -37,6 +39,18 @@ _UPLOAD_OPTIONS = ("commit_message", "private", "token", "revision", "create_pr"
 
 class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
     """A sub-model of a packed model."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``forward``, without recording gradients: decoded weights do not live long enough for a backward pass.
+
+        Raises:
+            UnsupportedOperationError: an input requires a gradient.
+        """
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                refuse_gradients(value)
+        with torch.no_grad():
+            return super().__call__(*args, **kwargs)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -99,7 +113,7 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
 class PackedModel(PackedSubModel):
     """The model that ``from_pretrained`` returns."""
 
-    zipmoe_engine: Any  # an Engine; Transformers evaluates the annotations of its models at run time
+    zipmoe_engine: Engine
     zipmoe_mode: str
     _zipmoe_folder: PackedFolder
 
@@ -135,7 +149,7 @@ class PackedModel(PackedSubModel):
     def get_memory_footprint(self, return_buffers: bool = True) -> int:
         """Bytes of the unpacked tensors, and of the memory that the engine holds for the packed ones."""
         unpacked: int = super().get_memory_footprint(return_buffers)
-        return unpacked + self.zipmoe_engine.resident_bytes
+        return unpacked + sum(self.zipmoe_engine.budget.reserved(name) for name in (DENSE, SCRATCH, EXPERT_POOL))
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise UnsupportedOperationError(

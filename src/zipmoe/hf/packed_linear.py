@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -22,13 +24,14 @@ class PackedLinear(PackedModule, nn.Linear):
         """``input`` (..., in_features) to (..., out_features), in ``input``'s dtype."""
         refuse_gradients(input)
         output: torch.Tensor | None = None
-        for begin, end, tile in self._zipmoe_slot.engine.dense_tiles(self._zipmoe_parameter):
-            weight = tile.to(self._zipmoe_dtype)
-            if end - begin == self.out_features:
-                return functional.linear(input, weight, self.bias)
-            if output is None:
-                output = input.new_empty((*input.shape[:-1], self.out_features))
-            bias = self.bias[begin:end] if self.bias is not None else None
-            output[..., begin:end] = functional.linear(input, weight, bias)
+        with closing(self._zipmoe_slot.engine.dense_tiles(self._zipmoe_parameter)) as tiles:
+            for begin, end, tile in tiles:
+                weight = tile.to(self._zipmoe_dtype)
+                if end - begin == self.out_features:
+                    return functional.linear(input, weight, self.bias)
+                if output is None:
+                    output = input.new_empty((*input.shape[:-1], self.out_features))
+                bias = self.bias[begin:end] if self.bias is not None else None
+                output[..., begin:end] = functional.linear(input, weight, bias)
         assert output is not None
         return output

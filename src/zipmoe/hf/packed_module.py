@@ -47,9 +47,7 @@ class PackedModule(nn.Module):
         return super()._apply(fn, recurse)
 
 
-def pack_module(
-    module: nn.Module, packed_class: type[PackedModule], slot: EngineSlot, parameter: str
-) -> None:
+def pack_module(module: nn.Module, packed_class: type[PackedModule], slot: EngineSlot, parameter: str) -> None:
     """Turn ``module`` into a packed one: drop its (meta) weight, nothing is allocated.
 
     Args:

@@ -1,7 +1,8 @@
 """The quantizer: how a packed folder becomes a Transformers model (docs/architecture.md, a request step by step).
 
 Transformers calls it around its own loading. Before, packed parameters are taken out of the module tree, so that nothing is
-allocated for them and the stock code loads the rest. After, the engine opens with the memory that is left of the budget.
+allocated for them and the stock code loads the rest, and the engine opens within the budget. After, the loaded model gets
+its engine and its guards.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.hub import cached_file
 
 from zipmoe.errors import InvalidArgumentError, NotAPackedFolderError, UnsupportedOperationError
+from zipmoe.hf.budget_watch import watch_budget
 from zipmoe.hf.combine_order import combine_order
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.engine_opening import open_engine
 from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
-from zipmoe.hf.key_value_cache import bytes_per_token, context_tokens, watch_cache_growth
 from zipmoe.hf.model_guards import guard_model
 from zipmoe.hf.packed_tree import replace_packed_parameters
 from zipmoe.store.manifest import MANIFEST_NAME, RECORD_PREFIX
@@ -82,12 +83,15 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
             for target, source in model.all_tied_weights_keys.items()
             if target not in packed and source not in packed
         }
+        self._slot.open(open_engine(model, self._folder, self.quantization_config))
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Changes no conversion; learns from them under which names our own tensors will be found unexpected."""
         conversions: list[Any] = super().update_weight_conversions(weight_conversions, model)
         assert self._folder is not None
-        guard = {f"^{re.escape(name)}$" for name in _loaded_names(self._folder.manifest.guard_tensor, conversions, model)}
+        guard = {
+            f"^{re.escape(name)}$" for name in _loaded_names(self._folder.manifest.guard_tensor, conversions, model)
+        }
         records = rf"(^|\.){re.escape(RECORD_PREFIX)}"  # some families put a prefix before every name
         known = model._keys_to_ignore_on_load_unexpected or set()
         model._keys_to_ignore_on_load_unexpected = set(known) | guard | {records}
@@ -99,14 +103,8 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
             # Packed weights are the weights: no model may take its numeric detours for quantised ones (jamba has one).
             if hasattr(module, "config") and hasattr(module.config, "_is_quantized"):
                 del module.config._is_quantized
-        model.requires_grad_(False)
-        settings = self.quantization_config
-        token_bytes = bytes_per_token(model.config, model.config.dtype)
-        cache_bytes = context_tokens(model.config, settings.context_tokens) * token_bytes
-        engine = open_engine(model, self._folder, settings, cache_bytes)
-        self._slot.open(engine)
-        guard_model(model, self._folder, engine, settings.resolved_mode())
-        watch_cache_growth(model, engine, cache_bytes, token_bytes)
+        guard_model(model, self._folder, self._slot.engine, self.quantization_config.resolved_mode())
+        watch_budget(model, self._slot.engine)
         return model
 
     def is_serializable(self) -> bool:

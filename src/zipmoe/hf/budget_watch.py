@@ -1,0 +1,87 @@
+"""Keeps the memory budget while a model runs: what a forward pass will need is reserved before it starts.
+
+The key-value cache grows with the context and the workspace with the prompt; both have a reservation from the start. Beyond
+it they take from the expert pool, and when nothing is left the pass fails with BudgetExceededError before it allocates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from zipmoe.engine.budget import KV_CACHE, WORKSPACE, workspace_bytes
+from zipmoe.engine.engine import Engine
+from zipmoe.engine.kv_cache import kv_cache_bytes_per_token
+from zipmoe.errors import BudgetExceededError
+
+GROWTH_TOKENS = 256
+"""The cache's reservation grows in steps of this many tokens where they fit, so that not every token resizes the pool."""
+_INPUTS = ("decoder_input_ids", "input_ids", "inputs_embeds", "decoder_inputs_embeds")
+
+
+def watch_budget(model: nn.Module, engine: Engine) -> None:
+    """Reserve with ``engine`` for every forward pass of ``model``, the model that a person calls."""
+    watch = _BudgetWatch(getattr(model, "config", None), engine)
+    model.register_forward_pre_hook(watch.before_forward, with_kwargs=True)
+
+
+class _BudgetWatch:
+    def __init__(self, config: Any, engine: Engine) -> None:
+        self._config = config
+        self._engine = engine
+        self._token_bytes = kv_cache_bytes_per_token(config)
+        self._initial = {name: engine.budget.reserved(name) for name in (KV_CACHE, WORKSPACE)}
+
+    def before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        new_tokens = _new_tokens(args, kwargs)
+        self._reserve_workspace(new_tokens)
+        if kwargs.get("use_cache") is not False:
+            self._reserve_cache(kwargs.get("past_key_values"), new_tokens)
+
+    def _reserve_workspace(self, new_tokens: int) -> None:
+        needed = max(self._initial[WORKSPACE], workspace_bytes(self._config, new_tokens))
+        if needed != self._engine.budget.reserved(WORKSPACE):
+            self._engine.account(WORKSPACE, needed)
+
+    def _reserve_cache(self, cache: Any, new_tokens: int) -> None:
+        held = cache_bytes(cache) if cache is not None else 0
+        needed = held + new_tokens * self._token_bytes
+        reserved = self._engine.budget.reserved(KV_CACHE)
+        if needed <= reserved:
+            if (
+                held == 0 and needed <= self._initial[KV_CACHE] < reserved
+            ):  # a new sequence: the last one's cache is gone
+                self._engine.account(KV_CACHE, self._initial[KV_CACHE])
+            return
+        try:
+            self._engine.account(KV_CACHE, max(needed, reserved + GROWTH_TOKENS * self._token_bytes))
+        except BudgetExceededError:
+            self._engine.account(KV_CACHE, needed)
+
+
+def cache_bytes(cache: Any) -> int:
+    """Bytes of all tensors that a Transformers cache object holds."""
+    total = 0
+    pending, seen = [cache], set()
+    while pending:
+        item = pending.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            total += item.nbytes
+        elif isinstance(item, dict):
+            pending.extend(item.values())
+        elif isinstance(item, list | tuple):
+            pending.extend(item)
+        elif type(item).__module__.startswith("transformers.") and not isinstance(item, nn.Module):
+            pending.extend(value for name, value in vars(item).items() if "config" not in name)
+    return total
+
+
+def _new_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Tokens that the call computes, over all sequences of the batch."""
+    given = next((kwargs[name] for name in _INPUTS if kwargs.get(name) is not None), args[0] if args else None)
+    return given.shape[0] * given.shape[1] if isinstance(given, torch.Tensor) and given.dim() > 1 else 0
