@@ -7,9 +7,8 @@ and a hint, with exit code 2 for bad input and 1 for damaged data.
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 from zipmoe._version import __version__
@@ -20,6 +19,8 @@ from zipmoe.cli.verify_command import verify_command
 from zipmoe.errors import ZipMoEError
 
 EXIT_INTERRUPTED = 130
+_USAGE_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
+"""Recent Typer carries Click inside, earlier ones need the package: the public class leads to either."""
 
 app = typer.Typer(
     name="zipmoe",
@@ -67,24 +68,28 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         result = command.main(args=arguments, prog_name="zipmoe", standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except click.exceptions.NoArgsIsHelpError as error:
-        sys.stderr.write(f"{error.format_message()}\n")
-        return 2
-    except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "zipmoe"
-        report_error(error.format_message(), f"see {path} --help")
-        return 2
-    except click.exceptions.Exit as error:
+    except _USAGE_ERROR as error:
+        return _report_usage(error)
+    except typer.Exit as error:
         return int(error.exit_code)
     except ZipMoEError as error:
         report_error(str(error), error.hint)
         return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         report_error("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
         return EXIT_INTERRUPTED
+
+
+def _report_usage(error: Any) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(f"{error.format_message()}\n")
+    else:
+        path = error.ctx.command_path if error.ctx else "zipmoe"
+        report_error(error.format_message(), f"see {path} --help")
+    return 2
 
 
 def console_script() -> None:

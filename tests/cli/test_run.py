@@ -1,0 +1,137 @@
+"""``zipmoe run``: the text and the tokens are those of plain Transformers; bad input is one clear line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from zipmoe.cli.main import main
+
+PROMPT = "once upon a time there was a cat"
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main(["run", *(str(a) for a in arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def expected(talking_source: Path) -> tuple[list[int], str]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(talking_source)
+    tokenizer = AutoTokenizer.from_pretrained(talking_source)
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, eos_token_id=None
+        )
+    new = out[0, ids.shape[1] :].tolist()
+    return new, tokenizer.decode(new, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--exact"], ["--exact", "--combine", "eager"]], ids=["fast", "exact", "eager"]
+)
+def test_tokens_and_text_of_plain_transformers(
+    talking_packed: Path, expected: tuple[list[int], str], options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [talking_packed, "--memory", "2GB", "--prompt", PROMPT, "--max-new-tokens", 12, "--ignore-eos", *options]
+    code, out, err = _run(capsys, *common, "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    if "eager" not in options:
+        assert (result["tokens"], result["text"]) == expected
+    assert len(result["tokens"]) == 12
+    assert result["prompt_tokens"] == len(PROMPT.split())
+    statistics = result["statistics"]
+    assert statistics["tokens"] == 12
+    assert statistics["ttft_seconds"] > 0
+    assert statistics["hits"] + statistics["misses"] > 0
+    mode = "exact" if options else "fast"
+    for piece in (f"mode {mode}", "codec fx3", "budget 2.00 GB", "reads", "pool"):
+        assert piece in result["mode"]
+    assert result["mode"] in err  # the mode line is the first thing that a person sees
+    code, out, err = _run(capsys, *common)
+    assert code == 0
+    if "eager" not in options:
+        assert out.strip() == expected[1].strip()
+    assert re.search(r"TTFT .* TPOT .* hit rate .* per token.* peak memory", err)
+
+
+def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = [talking_packed, "--memory", "2GB", "--max-new-tokens", 6, "--ignore-eos", "--json"]
+    code, out, _ = _run(capsys, *common, "--prompt-ids", "5, 6 7")
+    assert (code, json.loads(out)["prompt_tokens"], json.loads(out)["text"]) == (0, 3, None)
+    code, out, _ = _run(capsys, *common, "--prompt", "a dog", "--chat")
+    assert (code, json.loads(out)["prompt_tokens"]) == (0, 4)  # "there was a dog"
+    sampled = []
+    for seed in (1, 1, 2):
+        code, out, _ = _run(capsys, *common, "--prompt", PROMPT, "--temperature", 5.0, "--seed", seed)
+        assert code == 0
+        sampled.append(json.loads(out)["tokens"])
+    assert sampled[0] == sampled[1]
+    assert sampled[0] != sampled[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", "4 apples", "--prompt", "a"], "4 apples"),
+        (["--memory", "-1GB", "--prompt", "a"], "-1GB"),
+        (["--memory", "1MB", "--prompt", "a"], "floor of"),
+        (["--memory", "100000GB", "--prompt", "a"], "was asked for"),
+        (["--memory", "2GB"], "--prompt or --prompt-ids"),
+        (["--memory", "2GB", "--prompt", "a", "--prompt-ids", "1"], "--prompt or --prompt-ids"),
+        (["--memory", "2GB", "--prompt", ""], "prompt is empty"),
+        (["--memory", "2GB", "--prompt-ids", "1,x"], "not a list of numbers"),
+        (["--memory", "2GB", "--prompt-ids", "9999"], "vocabulary"),
+        (["--memory", "2GB", "--prompt-ids", "-1"], "vocabulary"),
+        (["--memory", "2GB", "--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens 0"),
+        (["--memory", "2GB", "--prompt", "a", "--max-new-tokens", "many"], "--max-new-tokens"),
+        (["--memory", "2GB", "--prompt", "a", "--temperature", "-1"], "temperature"),
+        (["--memory", "2GB", "--prompt", "a", "--combine", "alphabetical"], "alphabetical"),
+    ],
+)
+def test_bad_input_exits_with_2_and_one_line(
+    talking_packed: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = _run(capsys, talking_packed, *options)
+    assert (code, out) == (2, "")
+    lines = [line for line in err.splitlines() if line and not line.startswith("zipmoe: ")]
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert len(lines) == 1 or (len(lines) == 2 and lines[1].startswith("hint: "))
+
+
+def test_folder_that_is_not_packed(talking_source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = _run(capsys, talking_source, "--prompt", "a")
+    assert code == 2
+    assert "not a packed model" in err
+    assert "zipmoe pack" in err
+
+
+def test_damage_is_met_as_a_named_error_and_no_token_follows(
+    talking_packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    from zipmoe.store.packed_folder import PackedFolder
+
+    copy = Path(shutil.copytree(talking_packed, tmp_path / "copy"))
+    folder = PackedFolder.open(copy)
+    for group in folder.manifest.expert_groups:  # every expert of one layer, so that the first step meets one
+        for record in group.records:
+            data = bytearray((copy / record.file).read_bytes())
+            data[record.offset + record.extents[0].length // 2] ^= 1
+            (copy / record.file).write_bytes(data)
+        break
+    code, out, err = _run(capsys, copy, "--memory", "2GB", "--prompt", PROMPT)
+    assert (code, out.strip()) == (1, "")
+    assert "packed-00001" in err
+    assert "zipmoe.model.layers.0.mlp.experts." in err
