@@ -8,13 +8,13 @@ embeddings) or read ``self.weight`` go on working without an entry in any table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from zipmoe.errors import UnsupportedOperationError
+from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
 from zipmoe.hf.lazy_weight import LazyWeight
 
@@ -58,19 +58,14 @@ def pack_module(module: nn.Module, packed_class: type[PackedModule], slot: Engin
     """
     weight = module._parameters.pop("weight")
     assert weight is not None
-    module.__class__ = dynamic_class(type(module), packed_class)
+    original = type(module)
+    bases = (packed_class,) if issubclass(packed_class, original) else (original, packed_class)
+    module.__class__ = dynamic_class(f"Packed{original.__name__}", bases, original)
     module._zipmoe_slot = slot  # type: ignore[assignment]
     module._zipmoe_parameter = parameter  # type: ignore[assignment]
     module._zipmoe_shape = tuple(weight.shape)  # type: ignore[assignment]
     module._zipmoe_dtype = weight.dtype  # type: ignore[assignment]
     module._is_hf_initialized = True  # type: ignore[assignment]
-
-
-@cache
-def dynamic_class(original: Any, packed: Any) -> Any:
-    """``original`` with ``packed`` behind it in the method resolution order; ``packed`` itself for a torch class."""
-    bases = (packed,) if issubclass(packed, original) else (original, packed)
-    return type(f"Packed{original.__name__}", bases, {"__module__": original.__module__, "__doc__": original.__doc__})
 
 
 def require_exact_conversion(fn: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> torch.dtype:
