@@ -27,7 +27,9 @@ ORDERS = {
 
 
 def run(code: str, *arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
