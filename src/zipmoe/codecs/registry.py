@@ -16,10 +16,8 @@ HUFFMAN_LEVEL = "huf"
 """zstd without match finding, entropy coding forced on: the smallest and fastest point for exponents."""
 DEFAULT_SHARDS = 4
 SHARDS_MAX = 1024
-LARGE_MATRIX_WEIGHTS = 32 * 1024 * 1024
-"""Matrices with more weights (embeddings, language-model heads) are cut into small shards by :func:`matrix_shards`."""
-LARGE_MATRIX_SHARD_BYTES = 1024 * 1024
-"""Exponent bytes per shard, at most, of such a matrix."""
+DENSE_SHARD_BYTES = 1 << 20
+"""Exponent bytes per shard of a dense matrix, at most (or one row): one row of an embedding then decodes quickly."""
 
 
 @dataclass(frozen=True)
@@ -98,18 +96,15 @@ def encode_level(settings: CodecSettings) -> tuple[int, bool]:
     return int(settings.level or 0), False
 
 
-def matrix_shards(settings: CodecSettings, rows: int, columns: int) -> int:
-    """Shards to encode a matrix of this shape with.
+def dense_shards(settings: CodecSettings, rows: int, columns: int) -> int:
+    """Shards to encode a dense matrix of this shape with.
 
-    That is ``settings.shards``, but at least one per MiB of exponents for matrices of more than 32 Mi weights: a shard
-    is what must be decompressed to reach one row of an embedding, and what partial decoding needs as scratch memory.
-    Codecs without shards get 1.
+    That is ``settings.shards``, but at least one per MiB of exponents: a shard is what must be decompressed to reach one
+    row of an embedding, and what partial decoding needs as scratch memory. Codecs without shards get 1.
     """
     if not get_codec(settings.name).separable:
         return 1
-    if rows * columns <= LARGE_MATRIX_WEIGHTS:
-        return settings.shards
-    rows_per_shard = max(LARGE_MATRIX_SHARD_BYTES // columns, 1)
+    rows_per_shard = max(DENSE_SHARD_BYTES // columns, 1)
     return max(settings.shards, -(-rows // rows_per_shard))
 
 
