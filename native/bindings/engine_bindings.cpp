@@ -1,5 +1,5 @@
-// Python face of the executor. Everything that may wait or compute runs without the GIL; waits are cut into slices so that
-// Ctrl-C is honoured.
+// Python face of the executor. Everything that may wait or compute runs without the GIL; waits are cut into slices so
+// that Ctrl-C is honoured.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -88,10 +88,10 @@ class ProcessBoundEngine {
   pid_t process_;
 };
 
-void init_engine(
-    ProcessBoundEngine* self, const RecordTable& table, const std::string& verify, uint32_t io_threads, uint32_t decode_threads,
-    const std::string& io_mode, const std::string& instruction_set, const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
-    const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes) {
+void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::string& verify, uint32_t io_threads,
+                 uint32_t decode_threads, const std::string& io_mode, const std::string& instruction_set,
+                 const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
+                 const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes) {
   EngineOptions options;
   options.verify = parse_verify_mode(verify);
   options.decode_threads = decode_threads;
@@ -206,7 +206,8 @@ auto without_gil(Call call) {
 void bind_engine(nb::module_& module) {
   // Lives as long as the interpreter: the translator outlasts the module.
   static PyObject* record_error_type = PyErr_NewExceptionWithDoc(
-      "zipmoe._native.RecordError", "A record could not be read: args are (fault, record index, message).", nullptr, nullptr);
+      "zipmoe._native.RecordError", "A record could not be read: args are (fault, record index, message).", nullptr,
+      nullptr);
   if (record_error_type == nullptr) throw nb::python_error();
   module.attr("RecordError") = nb::borrow(record_error_type);
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
@@ -231,8 +232,8 @@ void bind_engine(nb::module_& module) {
       .def("__len__", &RecordTable::size);
 
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
-      .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a, "io_mode"_a,
-           "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
+      .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a,
+           "io_mode"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
            "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense.")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
       .def(
@@ -256,8 +257,9 @@ void bind_engine(nb::module_& module) {
             without_gil([&] { self.get().resize_pool(size_class, slots); });
           },
           "size_class"_a, "slots"_a)
-      .def("resident", [](const ProcessBoundEngine& self, uint32_t record) { return self.get().resident(record); },
-           "record"_a)
+      .def(
+          "resident", [](const ProcessBoundEngine& self, uint32_t record) { return self.get().resident(record); },
+          "record"_a)
       .def("counters", &counters)
       .def_prop_ro("size_classes", &size_classes)
       .def_prop_ro("fixed_bytes", [](const ProcessBoundEngine& self) { return self.get().fixed_bytes(); })

@@ -1,6 +1,6 @@
-// The one large memory region of the engine: dense records, scratch and expert slots. Address space is reserved at once;
-// memory is made usable region by region, touched when it is first written and then reused for ever, because fresh pages
-// cost more than the disk.
+// The one large memory region of the engine: dense records, scratch and expert slots. Address space is reserved at
+// once; memory is made usable region by region, touched when it is first written and then reused for ever, because
+// fresh pages cost more than the disk.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 namespace zipmoe {
 
 inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
-// Readable bytes after the arena's last byte that may be asked for: decoders read whole vectors past the end of a section.
+// Readable bytes after the arena's last byte that may be asked for: decoders read whole vectors past the end of a
+// section.
 inline constexpr uint64_t kReadableTailBytes = 4096;
 
 constexpr uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }

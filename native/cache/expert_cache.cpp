@@ -167,8 +167,7 @@ void ExpertCache::resize(uint32_t size_class, uint32_t slots) {
   pool.occupants.resize(slots);
   shape.slots = slots;
   const uint64_t kept_bytes = shape.slot_bytes * slots;
-  arena_.release(pool.offset + kept_bytes,
-                 round_up(shape.slot_bytes * old_slots, kHugePageBytes) - kept_bytes);
+  arena_.release(pool.offset + kept_bytes, round_up(shape.slot_bytes * old_slots, kHugePageBytes) - kept_bytes);
 }
 
 uint64_t ExpertCache::slot_count() const {

@@ -45,8 +45,8 @@ class ExpertCache {
   void unpin(RecordIndex record);
   void used(RecordIndex record);
 
-  // Changes the number of slots of a class between requests (nothing may be pinned). Shrinking keeps the records that the
-  // policy would keep and gives the memory back.
+  // Changes the number of slots of a class between requests (nothing may be pinned). Shrinking keeps the records that
+  // the policy would keep and gives the memory back.
   void resize(uint32_t size_class, uint32_t slots);
 
   uint32_t size_class(RecordIndex record) const { return entry(record).size_class; }

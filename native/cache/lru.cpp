@@ -2,7 +2,8 @@
 
 namespace zipmoe {
 
-LeastRecentlyUsed::LeastRecentlyUsed(uint32_t record_count) : links_(size_t{record_count} + 1), sentinel_(record_count) {
+LeastRecentlyUsed::LeastRecentlyUsed(uint32_t record_count)
+    : links_(size_t{record_count} + 1), sentinel_(record_count) {
   for (RecordIndex i = 0; i <= record_count; ++i) links_[i] = {i, i};
 }
 

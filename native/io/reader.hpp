@@ -1,4 +1,5 @@
-// Reads of aligned byte ranges of files into memory: the one interface that the executor knows, whatever carries the reads out.
+// Reads of aligned byte ranges of files into memory: the one interface that the executor knows, whatever carries the
+// reads out.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,8 @@
 
 namespace zipmoe {
 
-// Offsets, lengths and destinations of all reads are multiples of this: what direct I/O asks for on every common device.
+// Offsets, lengths and destinations of all reads are multiples of this: what direct I/O asks for on every common
+// device.
 inline constexpr uint64_t kReadAlignmentBytes = 4096;
 
 struct ReadCompletion {
@@ -44,8 +46,8 @@ struct ReadCounters {
 class Reader {
  public:
   virtual ~Reader() = default;
-  // Queues one read; blocks while the queue is full. Every submitted read is completed exactly once, if need be with an error.
-  // Must not be called from a sink.
+  // Queues one read; blocks while the queue is full. Every submitted read is completed exactly once, if need be with an
+  // error. Must not be called from a sink.
   virtual void submit(const ReadJob& job) = 0;
   virtual ReadCounters counters() const = 0;
   // "direct" or "buffered".

@@ -36,8 +36,8 @@ class SourceFile {
   bool direct() const { return fallback_reason_.empty(); }
   const std::string& fallback_reason() const { return fallback_reason_; }
 
-  // Reads `length` bytes at `offset`: continues after interrupts and short reads, stops at the end of the file. Buffered
-  // reads leave nothing behind in the page cache. Thread-safe.
+  // Reads `length` bytes at `offset`: continues after interrupts and short reads, stops at the end of the file.
+  // Buffered reads leave nothing behind in the page cache. Thread-safe.
   ReadOutcome read(uint64_t offset, uint64_t length, uint8_t* destination) const noexcept;
 
  private:

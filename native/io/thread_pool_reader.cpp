@@ -38,7 +38,8 @@ ThreadPoolReader::~ThreadPoolReader() {
 
 void ThreadPoolReader::submit(const ReadJob& job) {
   if (job.file >= files_.size()) throw std::out_of_range("no such file in the reader");
-  if (job.sink == nullptr || job.destination == nullptr) throw std::invalid_argument("a read needs a destination and a sink");
+  if (job.sink == nullptr || job.destination == nullptr)
+    throw std::invalid_argument("a read needs a destination and a sink");
   if (job.length == 0) throw std::invalid_argument("a read needs at least one byte");
   auto pending = std::make_shared<Pending>();
   pending->job = job;

@@ -1,5 +1,5 @@
-// Reader backend: a few threads with blocking reads. Large reads are cut into chunks that all threads work on, so that one
-// missing expert already uses the whole queue depth and the first of several arrives as early as possible.
+// Reader backend: a few threads with blocking reads. Large reads are cut into chunks that all threads work on, so that
+// one missing expert already uses the whole queue depth and the first of several arrives as early as possible.
 #pragma once
 
 #include <chrono>

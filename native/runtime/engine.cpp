@@ -11,7 +11,9 @@ namespace {
 // Dense records in flight at once: enough to keep the reader's threads busy.
 constexpr uint64_t kDenseLoadsInFlight = 8;
 
-uint64_t scratch_stride(uint64_t bytes) { return round_up(std::max<uint64_t>(bytes, 1) + kReadableTailBytes, kHugePageBytes); }
+uint64_t scratch_stride(uint64_t bytes) {
+  return round_up(std::max<uint64_t>(bytes, 1) + kReadableTailBytes, kHugePageBytes);
+}
 
 std::vector<RecordIndex> dense_records(const EngineOptions& options) {
   std::vector<RecordIndex> dense;
@@ -102,8 +104,7 @@ LoadProgress Engine::load_dense(std::chrono::milliseconds timeout) {
       const RecordIndex record = dense_[dense_started_++];
       loader_->start(record, arena_->data() + dense_offsets_[record]);
     }
-    const auto remaining =
-        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto remaining = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     if (remaining.count() <= 0) break;
     const auto outcome = loader_->wait(remaining);
     if (!outcome) break;
@@ -175,7 +176,8 @@ MatrixView Engine::readable_view(RecordIndex record, uint32_t matrix) const {
   return table_.view(record, matrix, cache_->data(record));
 }
 
-void Engine::decode(RecordIndex record, uint32_t matrix, uint64_t row_begin, uint64_t row_end, std::span<uint16_t> out) {
+void Engine::decode(RecordIndex record, uint32_t matrix, uint64_t row_begin, uint64_t row_end,
+                    std::span<uint16_t> out) {
   std::lock_guard lock(mutex_);
   require_open();
   const MatrixView view = readable_view(record, matrix);
@@ -207,7 +209,8 @@ void Engine::gather(std::span<const RecordIndex> blocks, std::span<const int64_t
   if (rows.empty()) return;
   for (const int64_t row : rows) {
     if (row < 0 || static_cast<uint64_t>(row) >= row_count) {
-      throw std::out_of_range("row " + std::to_string(row) + " of a matrix with " + std::to_string(row_count) + " rows");
+      throw std::out_of_range("row " + std::to_string(row) + " of a matrix with " + std::to_string(row_count) +
+                              " rows");
     }
   }
   const uint64_t weights = rows.size() * views.front().shape.columns;

@@ -1,5 +1,5 @@
-// The executor: owns the arena, the reader, the expert cache and the decoding threads. Knows records, extents, bytes; no
-// model families. Calls are serialised; one request at a time.
+// The executor: owns the arena, the reader, the expert cache and the decoding threads. Knows records, extents, bytes;
+// no model families. Calls are serialised; one request at a time.
 #pragma once
 
 #include <chrono>
@@ -28,8 +28,8 @@ struct EngineOptions {
   InstructionSet instruction_set = InstructionSet::scalar;
   ThreadPoolReaderOptions reader;
   std::vector<SizeClass> size_classes;
-  std::vector<uint32_t> class_of_record;     // ExpertCache::kNotCached: resident from the start (dense)
-  std::vector<uint64_t> scratch_bytes;       // one buffer each
+  std::vector<uint32_t> class_of_record;  // ExpertCache::kNotCached: resident from the start (dense)
+  std::vector<uint64_t> scratch_bytes;    // one buffer each
   std::string eviction_policy = "lru";
 };
 
@@ -53,7 +53,8 @@ struct LoadProgress {
 
 class Engine {
  public:
-  // Reserves and lays out the memory and opens the files; throws FileOpenError, std::system_error, std::invalid_argument.
+  // Reserves and lays out the memory and opens the files; throws FileOpenError, std::system_error,
+  // std::invalid_argument.
   Engine(RecordTable table, EngineOptions options);
   // The same with a reader of the caller's.
   Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader> reader);
@@ -68,8 +69,8 @@ class Engine {
   // Ends the open request, if there is one.
   void end_request();
 
-  // Decodes rows row_begin .. row_end - 1 of a matrix into a buffer of at least that many weights. The record must be dense
-  // and loaded, or handed out by the open request.
+  // Decodes rows row_begin .. row_end - 1 of a matrix into a buffer of at least that many weights. The record must be
+  // dense and loaded, or handed out by the open request.
   void decode(RecordIndex record, uint32_t matrix, uint64_t row_begin, uint64_t row_end, std::span<uint16_t> out);
   // The same for single rows of a dense matrix that is cut into `blocks` (records with one matrix each, of consecutive
   // rows): out [rows.size()][columns], in the given order.

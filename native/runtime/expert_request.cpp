@@ -48,8 +48,8 @@ void ExpertRequest::issue_reads() {
   }
 }
 
-// Ascending order only. When hits with larger numbers hold all the slots that the next expert could use, the largest of them
-// gives way and is read again later. Each record is still read at most once by this request.
+// Ascending order only. When hits with larger numbers hold all the slots that the next expert could use, the largest of
+// them gives way and is read again later. Each record is still read at most once by this request.
 void ExpertRequest::make_room_for_head() {
   while (items_[head_].state == State::unissued) {
     const uint32_t size_class = cache_.size_class(items_[head_].record);

@@ -1,5 +1,5 @@
-// One sparse layer's need for experts: hands them out one by one as they become resident, each pinned until the next one
-// is asked for. Hits come first, then misses as their reads complete; or all of them strictly ascending.
+// One sparse layer's need for experts: hands them out one by one as they become resident, each pinned until the next
+// one is asked for. Hits come first, then misses as their reads complete; or all of them strictly ascending.
 #pragma once
 
 #include <chrono>
@@ -56,13 +56,13 @@ class ExpertRequest {
   ExpertCache& cache_;
   RecordLoader& loader_;
   const HandOutOrder order_;
-  std::vector<Item> items_;       // in the order of handing out (ascending), or hits first
-  std::deque<size_t> ready_;      // misses that arrived, in order of arrival (as_available)
-  size_t next_unissued_ = 0;      // reads are issued in the order of items_
-  size_t head_ = 0;               // ascending: the next item; as_available: the next hit
+  std::vector<Item> items_;   // in the order of handing out (ascending), or hits first
+  std::deque<size_t> ready_;  // misses that arrived, in order of arrival (as_available)
+  size_t next_unissued_ = 0;  // reads are issued in the order of items_
+  size_t head_ = 0;           // ascending: the next item; as_available: the next hit
   uint64_t hits_ = 0;
   uint64_t reading_ = 0;
-  uint64_t left_ = 0;             // items not yet handed out
+  uint64_t left_ = 0;  // items not yet handed out
   std::optional<size_t> current_;
   std::optional<LoadFailure> failure_;
   RecordIndex failed_record_ = 0;

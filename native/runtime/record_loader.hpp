@@ -1,5 +1,5 @@
-// Brings records from disk to a place in memory: submits the read, verifies the bytes on the reader's thread and hands the
-// outcome to whoever waits.
+// Brings records from disk to a place in memory: submits the read, verifies the bytes on the reader's thread and hands
+// the outcome to whoever waits.
 #pragma once
 
 #include <chrono>

@@ -10,6 +10,7 @@ namespace zipmoe {
 namespace {
 
 constexpr uint64_t kSectionAlignmentBytes = 64;
+constexpr uint64_t kOffsetMax = INT64_MAX;  // of the operating system
 
 bool contains(uint64_t outer_offset, uint64_t outer_length, uint64_t offset, uint64_t length) {
   return offset >= outer_offset && length <= outer_length && offset - outer_offset <= outer_length - length;
@@ -34,7 +35,7 @@ RecordIndex RecordTable::add_record(Record record) {
   require(record.offset % kReadAlignmentBytes == 0 && record.length % kReadAlignmentBytes == 0, name,
           "offset and length must be multiples of 4096");
   require(record.length > 0, name, "it is empty");
-  require(record.length <= UINT64_MAX / 2 - record.offset, name, "it ends beyond any file");
+  require(record.offset <= kOffsetMax && record.length <= kOffsetMax - record.offset, name, "it ends beyond any file");
   require(record.extents.size() == codec_->section_kinds().size(), name, "it has not the extents of its codec");
   require(!record.matrices.empty(), name, "it has no matrix");
   uint64_t extents_end = 0;

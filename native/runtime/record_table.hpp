@@ -1,5 +1,5 @@
-// Everything that the engine knows about a packed folder: files, records, their extents and matrices. Checked when it is
-// built, so that nobody further down has to doubt an offset.
+// Everything that the engine knows about a packed folder: files, records, their extents and matrices. Checked when it
+// is built, so that nobody further down has to doubt an offset.
 #pragma once
 
 #include <cstdint>

@@ -29,9 +29,8 @@ void RecordVerifier::verify(RecordIndex record, const uint8_t* data) {
   if (!seen || !checksums) validate_matrices(record, data);
   trusted.store(true, std::memory_order_release);
   const auto elapsed = std::chrono::steady_clock::now() - begin;
-  nanoseconds_.fetch_add(
-      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()),
-      std::memory_order_relaxed);
+  nanoseconds_.fetch_add(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()),
+                         std::memory_order_relaxed);
 }
 
 void RecordVerifier::check_extents(RecordIndex record, const uint8_t* data) const {
@@ -52,7 +51,8 @@ void RecordVerifier::validate_matrices(RecordIndex record, const uint8_t* data) 
     try {
       table_.codec().validate(table_.view(record, matrix, data));
     } catch (const FormatError& error) {
-      throw RecordError(RecordFault::invalid_encoding, record, "matrix " + std::to_string(matrix) + ": " + error.what());
+      throw RecordError(RecordFault::invalid_encoding, record,
+                        "matrix " + std::to_string(matrix) + ": " + error.what());
     }
   }
 }

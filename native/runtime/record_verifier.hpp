@@ -17,8 +17,8 @@ class RecordVerifier {
  public:
   RecordVerifier(const RecordTable& table, VerifyMode mode);
 
-  // Throws RecordError. Afterwards decoding the record is memory safe. The codec validates a record at its first read, and
-  // at every read that comes without checksums. Thread-safe for different records.
+  // Throws RecordError. Afterwards decoding the record is memory safe. The codec validates a record at its first read,
+  // and at every read that comes without checksums. Thread-safe for different records.
   void verify(RecordIndex record, const uint8_t* data);
 
   double seconds() const { return static_cast<double>(nanoseconds_.load(std::memory_order_relaxed)) * 1e-9; }

@@ -26,7 +26,8 @@ std::vector<uint64_t> cut_rows(const Codec& codec, const MatrixView& view, uint6
   std::vector<uint64_t> cuts{row_begin};
   const uint64_t rows = row_end - row_begin;
   const uint64_t tasks =
-      threads == 1 ? 1 : std::min(threads * kTasksPerThread, divide_up(rows * view.shape.columns, kSmallestTaskWeights));
+      threads == 1 ? 1
+                   : std::min(threads * kTasksPerThread, divide_up(rows * view.shape.columns, kSmallestTaskWeights));
   const uint64_t rows_per_task = divide_up(rows, tasks);
   for (uint64_t wanted = row_begin + rows_per_task; wanted < row_end; wanted = cuts.back() + rows_per_task) {
     const RowRange unit = codec.split_at(view, wanted);
@@ -72,7 +73,8 @@ void RowDecoder::gather(std::span<const MatrixView> blocks, std::span<const int6
     while (row_at(i) >= block_begin + block->shape.rows) block_begin += (block++)->shape.rows;
     const uint64_t row = row_at(i) - block_begin;
     const RowRange unit = codec_.split_at(*block, row);
-    const uint64_t batch_rows = unit.end - unit.begin > kRowsDecodedAlone ? std::max<uint64_t>(1, kBatchWeights / columns) : 1;
+    const uint64_t batch_rows =
+        unit.end - unit.begin > kRowsDecodedAlone ? std::max<uint64_t>(1, kBatchWeights / columns) : 1;
     const uint64_t row_limit = block_begin + std::min(unit.end, row + batch_rows);
     size_t end = i + 1;
     while (end < order.size() && row_at(end) < row_limit) ++end;

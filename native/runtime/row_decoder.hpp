@@ -1,4 +1,5 @@
-// Decodes row ranges of a matrix on the worker pool. Tasks write disjoint rows, so the result does not depend on threads.
+// Decodes row ranges of a matrix on the worker pool. Tasks write disjoint rows, so the result does not depend on
+// threads.
 #pragma once
 
 #include <cstdint>

@@ -22,9 +22,9 @@ class WorkerPool {
 
   uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
 
-  // Runs body(0) .. body(tasks - 1), each once, and returns when all are done. When a task throws, the tasks not yet begun
-  // are dropped and a std::runtime_error with the first message is thrown here. Steps of several callers run one after the
-  // other.
+  // Runs body(0) .. body(tasks - 1), each once, and returns when all are done. When a task throws, the tasks not yet
+  // begun are dropped and a std::runtime_error with the first message is thrown here. Steps of several callers run one
+  // after the other.
   void run(uint32_t tasks, const std::function<void(uint32_t)>& body);
 
  private:

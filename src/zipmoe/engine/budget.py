@@ -8,13 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zipmoe.engine.byte_quantity import format_bytes as format_bytes
-from zipmoe.engine.byte_quantity import parse_bytes as parse_bytes
+from zipmoe.engine.byte_quantity import format_bytes, parse_bytes
 from zipmoe.engine.kv_cache import kv_cache_bytes
-from zipmoe.engine.limits import MemoryLimit as MemoryLimit
-from zipmoe.engine.limits import detect_limits as detect_limits
+from zipmoe.engine.limits import MemoryLimit, detect_limits
 from zipmoe.engine.memory_usage import resident_bytes
 from zipmoe.errors import BudgetExceededError, InvalidArgumentError
+
+__all__ = [
+    "MemoryBudget",
+    "MemoryLimit",
+    "budget_bytes",
+    "default_budget_bytes",
+    "detect_limits",
+    "format_bytes",
+    "itemise",
+    "parse_bytes",
+    "plan_budget",
+    "workspace_bytes",
+]
 
 PROCESS = "interpreter and libraries"
 UNPACKED = "unpacked tensors"
@@ -32,24 +43,32 @@ LARGEST_DEFAULT_RESERVE_BYTES = 4 << 30
 """On large machines the system's own needs do not grow with memory."""
 
 DEFAULT_CONTEXT_TOKENS = 2048
-"""Key-value cache reserved at start when nobody says how long the context will be; growth beyond it takes from the pool."""
+"""Key-value cache reserved at start when nobody says how long the context will be; growth beyond it takes from the
+pool.
+"""
+
+DEFAULT_STEP_TOKENS = 512
+"""Tokens of one step (prompt length times batch) that the workspace is reserved for at start; longer prompts reserve
+more when they come (``Engine.account`` with ``workspace_bytes``)."""
 
 PAGE_BYTES = 4096
 
 WORKSPACE_BYTES = 128 << 20
-"""Activations, logits and allocator slack of a step with few tokens; libraries that are loaded late (first use of a kernel);
-thread stacks, page tables and the pages that buffered reads hold for a moment."""
+"""Activations, logits and allocator slack of a step with few tokens; libraries that are loaded late (first use of a
+kernel); thread stacks, page tables and the pages that buffered reads hold for a moment."""
 
 WORKSPACE_HIDDEN_COPIES = 24
-"""Live intermediate values of one layer per token, in units of the hidden size: residual, normed input, q, k, v, attention
-output, router, the sorted rows of top-k experts and their outputs."""
+"""Live intermediate values of one layer per token, in units of the hidden size: residual, normed input, q, k, v,
+attention output, router, the sorted rows of top-k experts and their outputs."""
 
 
 class MemoryBudget:
     """A total number of bytes and named reservations against it."""
 
     def __init__(self, total_bytes: int, ledger: Mapping[str, int] | None = None) -> None:
-        """``ledger``: reservations that exist already; they may exceed the total, which the engine then refuses at start."""
+        """``ledger``: reservations that exist already; they may exceed the total, which the engine then refuses at
+        start.
+        """
         if total_bytes <= 0:
             raise InvalidArgumentError("a memory budget must be positive")
         self.total_bytes = total_bytes
@@ -116,7 +135,9 @@ def default_budget_bytes(limits: list[MemoryLimit]) -> int:
         InvalidArgumentError: no limit is known.
     """
     if not limits:
-        raise InvalidArgumentError("this system does not tell how much memory it has", hint="say how much to use: memory=4GB")
+        raise InvalidArgumentError(
+            "this system does not tell how much memory it has", hint="say how much to use: memory=4GB"
+        )
     limit = min(entry.bytes for entry in limits)
     reserve = int(limit * DEFAULT_RESERVE_FRACTION)
     reserve = min(max(reserve, SMALLEST_DEFAULT_RESERVE_BYTES), LARGEST_DEFAULT_RESERVE_BYTES)
@@ -164,7 +185,8 @@ def workspace_bytes(config: Any | None, step_tokens: int) -> int:
         intermediate = max(intermediate)
     vocabulary = int(getattr(text, "vocab_size", None) or 0)
     # One row of logits is kept in BF16 and FP32 while sampling; all other values are BF16.
-    return WORKSPACE_BYTES + 8 * vocabulary + 2 * step_tokens * (WORKSPACE_HIDDEN_COPIES * hidden + 3 * int(intermediate))
+    values_per_token = WORKSPACE_HIDDEN_COPIES * hidden + 3 * int(intermediate)
+    return WORKSPACE_BYTES + 8 * vocabulary + 2 * step_tokens * values_per_token
 
 
 def plan_budget(
@@ -178,8 +200,8 @@ def plan_budget(
 ) -> MemoryBudget:
     """The budget of one model with everything reserved that is known before the engine starts.
 
-    To be called before the model's weights are loaded: what the process uses at this moment is counted as the interpreter and
-    its libraries.
+    To be called before the model's weights are loaded: what the process uses at this moment is counted as the
+    interpreter and its libraries.
 
     Args:
         memory: what the person asked for (see ``budget_bytes``).
@@ -197,7 +219,7 @@ def plan_budget(
     if config is not None:
         tokens = context_tokens if context_tokens is not None else _default_context_tokens(config)
         ledger[KV_CACHE] = kv_cache_bytes(config, tokens * batch)
-        ledger[WORKSPACE] = workspace_bytes(config, min(tokens, DEFAULT_CONTEXT_TOKENS) * batch)
+        ledger[WORKSPACE] = workspace_bytes(config, min(tokens, DEFAULT_STEP_TOKENS) * batch)
     return MemoryBudget(budget_bytes(memory, limits), ledger)
 
 

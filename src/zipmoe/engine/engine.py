@@ -69,9 +69,10 @@ class Engine:
 
         Args:
             folder: the packed model.
-            budget: what the caller has reserved in it (see ``plan_budget``) is kept; the engine adds its own reservations
-                and gives the rest to the expert pool.
-            verify: when checksums of records are verified: ``"always"``, ``"first"`` (a record's first read) or ``"never"``.
+            budget: what the caller has reserved in it (see ``plan_budget``) is kept; the engine adds its own
+                reservations and gives the rest to the expert pool.
+            verify: when checksums of records are verified: ``"always"``, ``"first"`` (a record's first read) or
+                ``"never"``.
             io_threads: threads that read; default 4.
             decode_threads: threads that decode, the caller included; default: the processors of this process.
             io_mode: ``"auto"`` (direct where possible) or ``"buffered"``.
@@ -147,9 +148,9 @@ class Engine:
     def request(self, group: GroupHandle, expert_ids: Sequence[int], *, ascending: bool = False) -> ExpertRequest:
         """A sparse layer's need for experts, to be used in a ``with`` block.
 
-        Iterating over it yields each id once, as the expert becomes resident: hits first, then misses in the order in which
-        their reads complete; with ``ascending`` strictly by id. An expert stays usable until the next one is asked for or
-        the block ends. Each is read at most once, also when there are fewer slots than misses.
+        Iterating over it yields each id once, as the expert becomes resident: hits first, then misses in the order in
+        which their reads complete; with ``ascending`` strictly by id. An expert stays usable until the next one is
+        asked for or the block ends. Each is read at most once, also when there are fewer slots than misses.
 
         Args:
             group: from ``group``.
@@ -167,8 +168,8 @@ class Engine:
         """A matrix of the expert that the open request handed out last.
 
         Returns:
-            BF16 [rows, columns], 64-byte aligned, in the scratch buffer of this matrix position: valid until a matrix of the
-            same position is asked for again. Matrices of different positions of one expert coexist.
+            BF16 [rows, columns], 64-byte aligned, in the scratch buffer of this matrix position: valid until a matrix
+            of the same position is asked for again. Matrices of different positions of one expert coexist.
 
         Raises:
             UnsupportedOperationError: the expert is not the one that was handed out last.
@@ -227,8 +228,8 @@ class Engine:
         """Iterate over a dense matrix in blocks of rows, each decoded into the same scratch buffer.
 
         Yields:
-            (row_begin, row_end, BF16 [row_end - row_begin, columns], 64-byte aligned); the tensor is valid until the next
-            step. Matrices of at most 64 MiB come as one tile. Another iteration by the same thread ends this one.
+            (row_begin, row_end, BF16 [row_end - row_begin, columns], 64-byte aligned); the tensor is valid until the
+            next step. Matrices of at most 64 MiB come as one tile. Another iteration by the same thread ends this one.
 
         Raises:
             InvalidArgumentError: not a packed dense matrix.
@@ -286,8 +287,8 @@ class Engine:
     # --- memory
 
     def account(self, what: str, count: int) -> None:
-        """Make the reservation ``what`` exactly ``count`` bytes in all; the expert pool gives way, down to its floor, or
-        grows again.
+        """Make the reservation ``what`` exactly ``count`` bytes in all; the expert pool gives way, down to its floor,
+        or grows again.
 
         To be called before the memory is allocated, outside of requests.
 
@@ -328,7 +329,9 @@ class Engine:
     def _resize_pool(self, reservation_bytes: int) -> None:
         wanted = self._plan.slots_within(reservation_bytes)
         present = [slots for _, slots in self._native.size_classes]
-        changes = [(new - old, number) for number, (new, old) in enumerate(zip(wanted, present, strict=True)) if new != old]
+        changes = [
+            (new - old, number) for number, (new, old) in enumerate(zip(wanted, present, strict=True)) if new != old
+        ]
         for _, number in sorted(changes):  # what shrinks goes first
             self._native.resize_pool(number, wanted[number])
         self.budget.set_reservation(EXPERT_POOL, self._plan.pool_reservation_bytes(wanted))
@@ -450,7 +453,9 @@ class ExpertRequest:
 
 
 class DenseTiles:
-    """Iterator over the tiles of a dense matrix; see ``Engine.dense_tiles``. Holds the engine from the first step to the last."""
+    """Iterator over the tiles of a dense matrix; see ``Engine.dense_tiles``. Holds the engine from the first step to
+    the last.
+    """
 
     def __init__(self, engine: Engine, parameter: str) -> None:
         self._holding = False

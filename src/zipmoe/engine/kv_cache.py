@@ -1,7 +1,8 @@
 """How many bytes of key-value cache a model needs per token, from its Transformers config, for any family.
 
-The estimate is an upper bound for the caches that Transformers builds: sliding windows, layers without attention and shared
-caches need less. Multi-head latent attention is counted as Transformers stores it: keys and values of all heads, expanded.
+The estimate is an upper bound for the caches that Transformers builds: sliding windows, layers without attention and
+shared caches need less. Multi-head latent attention is counted as Transformers stores it: keys and values of all heads,
+expanded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ _LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 _DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
 _HIDDEN = ("hidden_size", "d_model", "n_embd")
 _HEADS = ("num_attention_heads", "n_heads", "num_heads", "n_head", "decoder_attention_heads")
-_KV_HEADS = ("num_key_value_heads", "kv_n_heads", "num_kv_heads", "num_global_key_value_heads", "swa_num_key_value_heads")
+_KV_HEADS = (
+    "num_key_value_heads",
+    "kv_n_heads",
+    "num_kv_heads",
+    "num_global_key_value_heads",
+    "swa_num_key_value_heads",
+)
 _HEAD_DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim", "global_head_dim", "swa_head_dim")
 _NESTED = ("attn_config", "attention")
 _SHORTEST_CONTEXT_TOKENS = 256
@@ -24,8 +31,8 @@ def kv_cache_bytes(config: Any, tokens: int) -> int:
     """Bytes of key-value cache for ``tokens`` tokens, summed over the sequences of a batch (each beam counts).
 
     Args:
-        config: a Transformers ``PreTrainedConfig`` (of the whole model; the text part is found), or any object or mapping
-            with its attributes.
+        config: a Transformers ``PreTrainedConfig`` (of the whole model; the text part is found), or any object or
+            mapping with its attributes.
         tokens: cached tokens.
     """
     return kv_cache_bytes_per_token(config) * max(tokens, _SHORTEST_CONTEXT_TOKENS)
@@ -64,7 +71,9 @@ def _get(config: Any, name: str) -> Any:
 
 
 def _numbers(config: Any, names: tuple[str, ...]) -> list[int]:
-    """Values of the attributes that exist, also of a nested attention config; a list per layer counts with its largest."""
+    """Values of the attributes that exist, also of a nested attention config; a list per layer counts with its
+    largest.
+    """
     found = []
     for holder in [config, *(_get(config, name) for name in _NESTED)]:
         for name in names:

@@ -1,7 +1,7 @@
 """How much memory this process may have: physical memory and the control groups' limits, up the tree, version 1 and 2.
 
-Page cache is never subtracted and "what is free now" never asked: caches are given back under pressure, and a budget that
-depended on the moment of the start would be none.
+Page cache is never subtracted and "what is free now" never asked: caches are given back under pressure, and a budget
+that depended on the moment of the start would be none.
 """
 
 from __future__ import annotations

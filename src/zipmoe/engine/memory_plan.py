@@ -60,10 +60,8 @@ class MemoryPlan:
         ]
         tile = max((decoded_bytes(block.matrices[0]) for block in blocks), default=0)
         # Looking up rows decompresses a shard of exponents (1 byte per weight) and decodes the rows wanted from it (2).
-        shard = max(
-            (-(-decoded_bytes(block.matrices[0]) * 3 // 2 // max(1, len(block.matrices[0].shard_bytes))) for block in blocks),
-            default=0,
-        )
+        matrices = [block.matrices[0] for block in blocks]
+        shard = max((decoded_bytes(m) * 3 // 2 // max(1, len(m.shard_bytes)) for m in matrices), default=0)
         return cls(
             size_classes=tuple(plan_size_classes(manifest.expert_groups)),
             scratch_bytes=(*scratch, tile),
@@ -120,8 +118,8 @@ class MemoryPlan:
         if floor_total > budget.total_bytes:
             slots = sum(shape.floor_slots for shape in self.size_classes)
             raise BudgetTooSmallError(
-                f"a budget of {format_bytes(budget.total_bytes)} is below this model's floor of {format_bytes(floor_total)}: "
-                f"{itemise(floor)} ({slots} experts)",
+                f"a budget of {format_bytes(budget.total_bytes)} is below this model's floor of "
+                f"{format_bytes(floor_total)}: {itemise(floor)} ({slots} experts)",
                 hint=f"give at least {math.ceil(floor_total / 1e7) / 100:.2f}GB, or reserve less context",
             )
         for name, count in fixed.items():

@@ -59,8 +59,8 @@ def floor_bytes(classes: Sequence[SizeClass]) -> int:
 
 
 def distribute_slots(classes: Sequence[SizeClass], pool_bytes: int) -> list[int]:
-    """Slots of each class in a pool of at most ``pool_bytes`` (at least the floor): the same share of each class's records,
-    as far as whole slots allow, never more slots than records.
+    """Slots of each class in a pool of at most ``pool_bytes`` (at least the floor): the same share of each class's
+    records, as far as whole slots allow, never more slots than records.
     """
     slots = [size_class.floor_slots for size_class in classes]
     left = pool_bytes - floor_bytes(classes)

@@ -36,7 +36,9 @@ class GroupHandle:
             filled = {pattern.replace("{expert}", str(expert_id)): at for pattern, at in self.parameters.items()}
             position = filled.get(name)
         if position is None:
-            raise InvalidArgumentError(f"{self.path} has no packed parameter {name!r}, only {', '.join(self.parameters)}")
+            raise InvalidArgumentError(
+                f"{self.path} has no packed parameter {name!r}, only {', '.join(self.parameters)}"
+            )
         return position, self.matrices[expert_id][position]
 
 
@@ -95,7 +97,9 @@ class RecordCatalogue:
         numbers = tuple(self._add_record(record) for record in group.records)
         for record in group.records:
             if len(record.matrices) != len(group.parameters):
-                raise ManifestError(f"{record.name} has {len(record.matrices)} matrices for {len(group.parameters)} parameters")
+                raise ManifestError(
+                    f"{record.name} has {len(record.matrices)} matrices for {len(group.parameters)} parameters"
+                )
         parameters = {name: position for position, name in enumerate(group.parameters)}
         matrices = tuple(record.matrices for record in group.records)
         self.groups[group.path] = GroupHandle(group.path, numbers, parameters, matrices)

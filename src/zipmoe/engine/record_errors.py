@@ -15,7 +15,9 @@ _COPY_HINT = "copy or download the folder again; `zipmoe verify` finds all damag
 
 @contextmanager
 def named_record_errors(catalogue: RecordCatalogue) -> Iterator[None]:
-    """Translate native record errors raised inside into CorruptRecordError, TruncatedShardError or PackedFolderError."""
+    """Translate native record errors raised inside into CorruptRecordError, TruncatedShardError or
+    PackedFolderError.
+    """
     try:
         yield
     except _native.RecordError as error:

@@ -104,7 +104,9 @@ class Statistics:
     Whoever drives generation calls ``start_run`` before the prompt and ``token_generated`` after each new token.
     """
 
-    def __init__(self, read_counters: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, read_counters: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._read_counters = read_counters
         self._clock = clock
         self.start_run()

@@ -1,0 +1,411 @@
+// The executor without Python. Runs under the address, undefined and thread sanitizers.
+#include "runtime/engine.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "codec/checksum.hpp"
+#include "codec/registry.hpp"
+#include "tests/engine_test_support.hpp"
+
+using namespace std::chrono_literals;
+
+namespace zipmoe {
+namespace {
+
+constexpr MatrixShape kShapes[] = {{24, 64}, {64, 12}};
+
+// A packed file of experts with two matrices each, and one dense matrix in two blocks.
+class PackedModel {
+ public:
+  PackedModel(const std::string& codec, uint32_t experts, uint32_t shards)
+      : codec_(find_codec(codec)), shards_(shards) {
+    std::vector<uint8_t> file(4096, 0);
+    for (uint32_t expert = 0; expert < experts; ++expert) {
+      add(file, "expert " + std::to_string(expert), {kShapes[0], kShapes[1]});
+    }
+    for (int block = 0; block < 2; ++block) add(file, "dense block " + std::to_string(block), {{100, 32}});
+    write_file(path(), file);
+    experts_ = experts;
+  }
+
+  RecordTable table() const {
+    RecordTable result(codec_.name());
+    result.add_file(path());
+    for (const Record& record : records_) result.add_record(record);
+    return result;
+  }
+
+  EngineOptions options(uint32_t slots, uint32_t threads = 2) const {
+    EngineOptions result;
+    result.decode_threads = threads;
+    result.instruction_set = best_instruction_set();
+    result.reader.threads = 3;
+    result.reader.chunk_bytes = 4096;
+    uint64_t slot_bytes = 0;
+    for (uint32_t i = 0; i < experts_; ++i) slot_bytes = std::max(slot_bytes, records_[i].length);
+    result.size_classes = {{.slot_bytes = slot_bytes, .slot_limit = experts_, .slots = slots}};
+    result.class_of_record.assign(experts_, 0);
+    result.class_of_record.resize(experts_ + 2, ExpertCache::kNotCached);
+    result.scratch_bytes = {64 * 64 * 2, 64 * 64 * 2};
+    return result;
+  }
+
+  const std::vector<uint16_t>& weights(uint32_t record, uint32_t matrix) const { return weights_[record][matrix]; }
+  const Record& record(uint32_t index) const { return records_[index]; }
+  std::string path() const { return folder_.file("packed"); }
+
+  void flip_byte(uint64_t offset) const {
+    std::fstream stream(path(), std::ios::binary | std::ios::in | std::ios::out);
+    stream.seekg(static_cast<std::streamoff>(offset));
+    const int byte = stream.get();
+    stream.seekp(static_cast<std::streamoff>(offset));
+    stream.put(static_cast<char>(byte ^ 0x10));
+    CHECK(stream.good());
+  }
+
+ private:
+  void add(std::vector<uint8_t>& file, const std::string& record_name, const std::vector<MatrixShape>& shapes) {
+    Record record;
+    record.name = record_name;
+    record.offset = file.size();
+    std::vector<EncodedMatrix> encoded;
+    weights_.emplace_back();
+    for (const MatrixShape shape : shapes) {
+      std::vector<uint16_t> matrix(shape.rows * shape.columns);
+      for (uint16_t& weight : matrix) {  // exponents near one, as in real weights, with a few outliers
+        weight = static_cast<uint16_t>((generator_() & 0x80ff) | (0x3c00 + ((generator_() % 4) << 8)));
+      }
+      encoded.push_back(codec_.encode(matrix, shape, {.level = 3, .huffman_only = false, .shards = shards_}));
+      record.matrices.push_back({shape, {}, encoded.back().shard_bytes});
+      weights_.back().push_back(std::move(matrix));
+    }
+    for (size_t kind = 0; kind < codec_.section_kinds().size(); ++kind) {
+      file.resize(round_up(file.size(), 4096));
+      const uint64_t begin = file.size();
+      for (size_t matrix = 0; matrix < shapes.size(); ++matrix) {
+        file.resize(round_up(file.size(), 64));
+        const std::vector<uint8_t>& bytes = encoded[matrix].sections[kind].bytes;
+        record.matrices[matrix].sections.push_back({file.size() - record.offset, bytes.size()});
+        file.insert(file.end(), bytes.begin(), bytes.end());
+      }
+      file.resize(round_up(file.size() + 64, 4096));
+      record.extents.push_back(
+          {begin - record.offset, file.size() - begin, xxh3_64({file.data() + begin, file.size() - begin})});
+    }
+    record.length = file.size() - record.offset;
+    records_.push_back(record);
+  }
+
+  TemporaryFolder folder_;
+  const Codec& codec_;
+  uint32_t shards_;
+  uint32_t experts_ = 0;
+  std::mt19937 generator_{7};
+  std::vector<Record> records_;
+  std::vector<std::vector<std::vector<uint16_t>>> weights_;
+};
+
+std::vector<std::string> codecs_to_test() {
+  std::vector<std::string> names;
+  for (const Codec* codec : all_codecs()) {
+    if (codec->unavailable_reason().empty()) names.emplace_back(codec->name());
+  }
+  return names;
+}
+
+void load_dense(Engine& engine) {
+  while (!engine.load_dense(50ms).finished()) {
+  }
+}
+
+// Runs one request, checks every matrix it hands out, and returns the order.
+std::vector<RecordIndex> run_request(Engine& engine, const PackedModel& model, const std::vector<RecordIndex>& records,
+                                     HandOutOrder order = HandOutOrder::as_available) {
+  std::vector<RecordIndex> handed_out;
+  engine.begin_request(records, order);
+  for (;;) {
+    const RequestStep step = engine.next_expert(1000ms);
+    if (step.kind == RequestStep::Kind::finished) break;
+    if (step.kind == RequestStep::Kind::waiting) continue;
+    const RecordIndex record = records[step.position];
+    handed_out.push_back(record);
+    for (uint32_t matrix = 0; matrix < 2; ++matrix) {
+      const std::vector<uint16_t>& expected = model.weights(record, matrix);
+      std::vector<uint16_t> decoded(expected.size());
+      engine.decode(record, matrix, 0, kShapes[matrix].rows, decoded);
+      CHECK(decoded == expected);
+    }
+  }
+  engine.end_request();
+  return handed_out;
+}
+
+void test_requests_hand_out_hits_first_and_each_expert_once() {
+  for (const std::string& codec : codecs_to_test()) {
+    const PackedModel model(codec, 10, codec == "fx3" ? 1 : 3);
+    Engine engine(model.table(), model.options(4));
+    load_dense(engine);
+    CHECK(run_request(engine, model, {5, 2, 7}).size() == 3);
+    const std::vector<RecordIndex> order = run_request(engine, model, {9, 7, 0, 5});
+    CHECK(order.size() == 4);
+    CHECK(order[0] == 7 && order[1] == 5);  // hits, in the order asked for
+    CHECK(!engine.resident(2));             // the longest unused one made room
+    for (const RecordIndex record : {0U, 5U, 7U, 9U}) CHECK(engine.resident(record));
+    const EngineCounters counters = engine.counters();
+    CHECK(counters.hits == 2 && counters.misses == 5 && counters.requests == 2 && counters.evictions == 1);
+    CHECK(counters.read.reads == 7);  // two dense blocks
+  }
+}
+
+void test_more_experts_than_slots_and_ascending_order() {
+  for (const uint32_t slots : {1U, 2U, 3U, 5U}) {
+    const PackedModel model("fx3", 12, 1);
+    Engine engine(model.table(), model.options(slots));
+    load_dense(engine);
+    run_request(engine, model, {11, 10, 9});
+    const uint64_t reads_before = engine.counters().read.reads;
+    const std::vector<RecordIndex> wanted = {11, 3, 8, 0, 10, 5, 1, 9};
+    std::vector<RecordIndex> order = run_request(engine, model, wanted, HandOutOrder::ascending);
+    CHECK((order == std::vector<RecordIndex>{0, 1, 3, 5, 8, 9, 10, 11}));
+    CHECK(engine.counters().read.reads - reads_before <= wanted.size());
+    order = run_request(engine, model, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+    std::sort(order.begin(), order.end());
+    CHECK((order == std::vector<RecordIndex>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+    CHECK(run_request(engine, model, {}).empty());
+  }
+}
+
+void test_ascending_request_whose_hits_hold_every_slot() {
+  const PackedModel model("fx3", 6, 1);
+  Engine engine(model.table(), model.options(2));
+  load_dense(engine);
+  run_request(engine, model, {4, 5});
+  CHECK(engine.resident(4) && engine.resident(5));
+  CHECK((run_request(engine, model, {5, 4, 0, 1}, HandOutOrder::ascending) == std::vector<RecordIndex>{0, 1, 4, 5}));
+}
+
+void test_decoding_is_the_same_on_any_number_of_threads() {
+  for (const std::string& codec : codecs_to_test()) {
+    const PackedModel model(codec, 3, codec == "fx3" ? 1 : 4);
+    for (const uint32_t threads : {1U, 2U, 3U, 8U}) {
+      Engine engine(model.table(), model.options(2, threads));
+      load_dense(engine);
+      run_request(engine, model, {0, 1, 2});
+      std::vector<uint16_t> rows(7 * 32);
+      const std::vector<int64_t> numbers = {199, 0, 3, 100, 99, 3, 150};
+      const std::vector<RecordIndex> blocks = {3, 4};
+      engine.gather(blocks, numbers, rows);
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        const auto row = static_cast<size_t>(numbers[i]);
+        const std::vector<uint16_t>& block = model.weights(row < 100 ? 3 : 4, 0);
+        CHECK(std::equal(rows.begin() + static_cast<ptrdiff_t>(i * 32),
+                         rows.begin() + static_cast<ptrdiff_t>(i * 32 + 32),
+                         block.begin() + static_cast<ptrdiff_t>(row % 100 * 32)));
+      }
+      std::vector<uint16_t> middle(41 * 32);
+      engine.decode(4, 0, 30, 71, middle);
+      CHECK(std::equal(middle.begin(), middle.end(), model.weights(4, 0).begin() + 30 * 32));
+      const std::vector<int64_t> outside = {200};
+      EXPECT_ERROR(std::out_of_range, engine.gather(blocks, outside, rows));
+    }
+  }
+}
+
+void test_a_corrupt_record_is_named_and_the_rest_stays_usable() {
+  for (const VerifyMode verify : {VerifyMode::always, VerifyMode::first}) {
+    const PackedModel model("fx3", 8, 1);
+    model.flip_byte(model.record(3).offset + 2000);
+    EngineOptions options = model.options(3);
+    options.verify = verify;
+    Engine engine(model.table(), options);
+    load_dense(engine);
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      const auto error = EXPECT_ERROR(RecordError, run_request(engine, model, {1, 3, 5}));
+      CHECK(error.record() == 3 && error.fault() == RecordFault::checksum_mismatch);
+      engine.end_request();
+      CHECK(!engine.resident(3));
+    }
+    CHECK(run_request(engine, model, {0, 1, 2, 4, 5, 6, 7}).size() == 7);
+  }
+}
+
+void test_without_checksums_an_invalid_encoding_is_still_found() {
+  const PackedModel model("fx3", 4, 1);
+  model.flip_byte(model.record(2).offset + 4);  // the flags in the header
+  EngineOptions options = model.options(2);
+  options.verify = VerifyMode::never;
+  Engine engine(model.table(), options);
+  load_dense(engine);
+  CHECK(run_request(engine, model, {0, 1, 3}).size() == 3);
+  CHECK(EXPECT_ERROR(RecordError, run_request(engine, model, {2})).fault() == RecordFault::invalid_encoding);
+}
+
+void test_a_truncated_file_is_reported() {
+  const PackedModel model("fx3", 4, 1);
+  std::filesystem::resize_file(model.path(), model.record(3).offset + 100);
+  Engine engine(model.table(), model.options(2));
+  const auto error = EXPECT_ERROR(RecordError, load_dense(engine));
+  CHECK(error.fault() == RecordFault::truncated && error.record() >= 4);
+  CHECK(run_request(engine, model, {0, 1, 2}).size() == 3);
+  CHECK(EXPECT_ERROR(RecordError, run_request(engine, model, {3})).fault() == RecordFault::truncated);
+}
+
+// Passes reads on, except that chosen records fail, and holds completions back until told to go.
+class FaultyReader final : public Reader, public ReadSink {
+ public:
+  explicit FaultyReader(std::unique_ptr<Reader> inner) : inner_(std::move(inner)) {}
+  void fail(uint64_t tag, int error_number) { failures_.emplace_back(tag, error_number); }
+
+  void submit(const ReadJob& job) override {
+    {
+      std::lock_guard lock(mutex_);
+      sink_ = job.sink;
+    }
+    ReadJob redirected = job;
+    redirected.sink = this;
+    inner_->submit(redirected);
+  }
+  void read_completed(const ReadCompletion& completion) noexcept override {
+    ReadCompletion changed = completion;
+    ReadSink* sink = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [tag, error_number] : failures_) {
+        if (tag == completion.tag) changed.error_number = error_number;
+      }
+      sink = sink_;
+    }
+    sink->read_completed(changed);
+  }
+  ReadCounters counters() const override { return inner_->counters(); }
+  std::string mode() const override { return "direct"; }
+  std::string fallback_reason() const override { return {}; }
+
+ private:
+  std::mutex mutex_;
+  ReadSink* sink_ = nullptr;
+  std::vector<std::pair<uint64_t, int>> failures_;
+  std::unique_ptr<Reader> inner_;
+};
+
+void test_an_io_error_is_reported_and_the_engine_stays_usable() {
+  const PackedModel model("fx3", 8, 1);
+  const EngineOptions options = model.options(3);
+  auto reader = std::make_unique<FaultyReader>(
+      std::make_unique<ThreadPoolReader>(std::vector<std::string>{model.path()}, options.reader));
+  reader->fail(6, EIO);
+  Engine engine(model.table(), options, std::move(reader));
+  load_dense(engine);
+  for (const HandOutOrder order : {HandOutOrder::as_available, HandOutOrder::ascending}) {
+    const auto error = EXPECT_ERROR(RecordError, run_request(engine, model, {5, 6, 7, 0, 1}, order));
+    CHECK(error.record() == 6 && error.fault() == RecordFault::read_failed);
+    engine.end_request();
+    CHECK(run_request(engine, model, {0, 1, 2, 3, 4, 5, 7}, order).size() == 7);
+  }
+}
+
+void test_misuse_is_refused() {
+  const PackedModel model("fx3", 6, 1);
+  Engine engine(model.table(), model.options(2));
+  std::vector<uint16_t> out(24 * 64);
+  EXPECT_ERROR(std::logic_error, engine.decode(6, 0, 0, 1, out));  // dense, not loaded
+  load_dense(engine);
+  EXPECT_ERROR(std::logic_error, engine.next_expert(0ms));
+  EXPECT_ERROR(std::invalid_argument, engine.begin_request({1, 1}, HandOutOrder::as_available));
+  EXPECT_ERROR(std::invalid_argument, engine.begin_request({6}, HandOutOrder::as_available));
+  engine.begin_request({1, 2}, HandOutOrder::ascending);
+  EXPECT_ERROR(std::logic_error, engine.begin_request({3}, HandOutOrder::as_available));
+  EXPECT_ERROR(std::logic_error, engine.resize_pool(0, 3));
+  EXPECT_ERROR(std::logic_error, engine.decode(1, 0, 0, 24, out));  // not handed out yet
+  while (engine.next_expert(1000ms).kind == RequestStep::Kind::waiting) {
+  }
+  engine.decode(1, 0, 0, 24, out);
+  EXPECT_ERROR(std::logic_error, engine.decode(2, 0, 0, 24, out));
+  EXPECT_ERROR(std::out_of_range, engine.decode(1, 2, 0, 1, out));
+  EXPECT_ERROR(std::out_of_range, engine.decode(1, 0, 0, 25, out));
+  EXPECT_ERROR(std::invalid_argument, engine.decode(1, 0, 0, 24, std::span<uint16_t>(out).first(10)));
+  engine.end_request();
+  engine.end_request();
+  engine.close();
+  engine.close();
+  EXPECT_ERROR(std::logic_error, engine.begin_request({1}, HandOutOrder::as_available));
+  CHECK(engine.counters().misses == 2);
+}
+
+void test_record_table_refuses_contradictions() {
+  const PackedModel model("fx3", 1, 1);
+  const auto refused = [&](const std::function<void(Record&)>& spoil) {
+    RecordTable table("fx3");
+    table.add_file("packed");
+    Record record = model.record(0);
+    spoil(record);
+    EXPECT_ERROR(std::invalid_argument, table.add_record(record));
+  };
+  refused([](Record& record) { record.file = 1; });
+  refused([](Record& record) { record.offset += 1; });
+  refused([](Record& record) { record.length = 0; });
+  refused([](Record& record) { record.offset = UINT64_MAX - 4095; });
+  refused([](Record& record) { record.extents[0].length = record.length + 1; });
+  refused([](Record& record) { record.extents[0].offset = UINT64_MAX; });
+  refused([](Record& record) { record.extents.push_back(record.extents[0]); });
+  refused([](Record& record) { record.matrices.clear(); });
+  refused([](Record& record) { record.matrices[0].shape.rows = 0; });
+  refused([](Record& record) { record.matrices[0].sections[0].offset += 1; });
+  refused([](Record& record) { record.matrices[0].sections[0].length = UINT64_MAX; });
+  refused([](Record& record) { record.matrices[0].sections.clear(); });
+  EXPECT_ERROR(UnknownCodec, RecordTable("rot13"));
+}
+
+void test_callers_in_several_threads_get_whole_results() {
+  const PackedModel model("fx3", 16, 1);
+  Engine engine(model.table(), model.options(3));
+  load_dense(engine);
+  std::mutex request_mutex;
+  std::vector<std::thread> callers;
+  for (uint32_t caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&, caller] {
+      std::mt19937 generator(caller);
+      for (int round = 0; round < 25; ++round) {
+        std::set<RecordIndex> chosen;
+        while (chosen.size() < 5) chosen.insert(static_cast<RecordIndex>(generator() % 16));
+        const std::vector<RecordIndex> wanted(chosen.begin(), chosen.end());
+        {
+          std::lock_guard lock(request_mutex);
+          const HandOutOrder order = generator() % 2 == 0 ? HandOutOrder::ascending : HandOutOrder::as_available;
+          CHECK(run_request(engine, model, wanted, order).size() == 5);
+          if (round % 5 == 0) engine.resize_pool(0, 1 + static_cast<uint32_t>(generator() % 8));
+        }
+        std::vector<uint16_t> dense(100 * 32);
+        engine.decode(16, 0, 0, 100, dense);  // needs no request
+        CHECK(dense == model.weights(16, 0));
+        CHECK(engine.counters().requests > 0);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+}
+
+}  // namespace
+}  // namespace zipmoe
+
+int main() {
+  zipmoe::test_requests_hand_out_hits_first_and_each_expert_once();
+  zipmoe::test_more_experts_than_slots_and_ascending_order();
+  zipmoe::test_ascending_request_whose_hits_hold_every_slot();
+  zipmoe::test_decoding_is_the_same_on_any_number_of_threads();
+  zipmoe::test_a_corrupt_record_is_named_and_the_rest_stays_usable();
+  zipmoe::test_without_checksums_an_invalid_encoding_is_still_found();
+  zipmoe::test_a_truncated_file_is_reported();
+  zipmoe::test_an_io_error_is_reported_and_the_engine_stays_usable();
+  zipmoe::test_misuse_is_refused();
+  zipmoe::test_record_table_refuses_contradictions();
+  zipmoe::test_callers_in_several_threads_get_whole_results();
+  std::puts("engine_test: ok");
+  return 0;
+}
