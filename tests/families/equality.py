@@ -28,7 +28,7 @@ def load_packed(family: str, folder: Path, **arguments: Any) -> PreTrainedModel:
     """The packed folder in Transformers, after checking that it loads completely and without a word."""
     with no_warnings():
         model, report = zipmoe.load(folder, output_loading_info=True, **arguments)
-    assert type(model) is architecture(family)
+    assert isinstance(model, architecture(family))
     assert not any(report.values()), report
     assert not [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     return model.eval()
