@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import zipmoe
-from tiny_models import TINY_MODELS
+from representative_models import TINY_MODELS
 
 ORDERS = [None, "eager"]
 

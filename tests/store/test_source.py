@@ -20,8 +20,11 @@ def test_rows_and_whole_tensors_equal_the_library(tiny_source: Path) -> None:
     assert source.total_bytes == sum(t.nbytes for t in expected.values())
     for key, tensor in expected.items():
         assert torch.equal(source.read(key), tensor)
-        assert torch.equal(source.read_rows(key, 1, 2), tensor[1:2])
+        middle = tensor.shape[0] // 2
+        assert torch.equal(source.read_rows(key, middle, middle + 1), tensor[middle : middle + 1])
         assert torch.equal(source.read_rows(key, 0, tensor.shape[0]), tensor)
+        with pytest.raises(IndexError, match="which has"):
+            source.read_rows(key, 0, tensor.shape[0] + 1)
 
 
 def test_every_dtype_and_scalars(tmp_path: Path) -> None:

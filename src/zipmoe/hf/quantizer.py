@@ -1,8 +1,8 @@
 """The quantizer: how a packed folder becomes a Transformers model (docs/architecture.md, a request step by step).
 
-Transformers calls it around its own loading. Before, packed parameters are taken out of the module tree, so that nothing is
-allocated for them and the stock code loads the rest, and the engine opens within the budget. After, the loaded model gets
-its engine and its guards.
+Transformers calls it around its own loading. Before, packed parameters are taken out of the module tree, so that
+nothing is allocated for them and the stock code loads the rest, and the engine opens within the budget. After, the
+loaded model gets its engine and its guards.
 """
 
 from __future__ import annotations
