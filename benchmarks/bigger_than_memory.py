@@ -2,8 +2,9 @@
 
     python benchmarks/bigger_than_memory.py --tools ../shared/tools --work /a/folder/with/25/GB
 
-Every step runs under ``limit-run`` (a memory limit that includes page cache). The script prints one line per promise with what
-was measured and whether it holds, writes docs/results/bigger_than_memory.json, and exits with 1 if a promise is broken.
+Every step runs under ``limit-run`` (a memory limit that includes page cache). The script prints one line per promise
+with what was measured and whether it holds, writes docs/results/bigger_than_memory.json, and exits with 1 if one is
+broken.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class Bench:
         packed = sum(f.stat().st_size for f in destination.glob("*.safetensors"))
         rate, ratio = source / seconds / 1e6, packed / source
         self.report.promise(f"{name}: packs at 100 MB/s or more", f"{rate:.0f} MB/s ({seconds:.1f} s)", rate >= 100)
-        peak = f"peak {figures['peak_total'] / 1e9:.3f} GB, interpreter and page cache included, {figures['oom_kills']} OOM kills"
+        peak = f"peak {figures['peak_total'] / 1e9:.3f} GB, interpreter and page cache included"
+        peak += f", {figures['oom_kills']} OOM kills"
         self.report.promise(f"{name}: packs within {PACK_LIMIT}", peak, figures["oom_kills"] == 0)
         self.report.promise(f"{name}: ratio at most {limit_ratio}", f"{ratio:.4f}", ratio <= limit_ratio)
         return destination
@@ -124,7 +126,8 @@ class Bench:
         )
         statistics = result["statistics"]
         print(
-            f"       {result['mode']}\n       TTFT {statistics['ttft_seconds']:.2f} s, TPOT {statistics['tpot_seconds']:.3f} s, "
+            f"       {result['mode']}\n"
+            f"       TTFT {statistics['ttft_seconds']:.2f} s, TPOT {statistics['tpot_seconds']:.3f} s, "
             f"hit rate {statistics['hit_rate']:.1%}, {statistics['read_bytes_per_token'] / 1e6:.0f} MB read per token",
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""The main job on the embedded demo model: pack it, check it, run it below its own size, compare it with plain Transformers.
+"""The main job on the embedded demo model: pack it, check it, run it below its size, compare with plain Transformers.
 
 Run by ``make demo``. Everything that is printed is measured in this run.
 """

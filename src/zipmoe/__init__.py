@@ -1,7 +1,7 @@
 """ZipMoE: Mixture-of-Experts models bigger than memory, without changing a single weight bit.
 
-Importing this package makes ``transformers.AutoModelForCausalLM.from_pretrained(packed_folder)`` work. It imports neither
-torch nor Transformers itself.
+Importing this package makes ``transformers.AutoModelForCausalLM.from_pretrained(packed_folder)`` work. It imports
+neither torch nor Transformers itself.
 """
 
 from __future__ import annotations

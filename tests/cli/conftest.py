@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-WORDS = "once upon a time there was cat dog who liked to sleep and play in the sun all day".split()
+WORDS = ("once", "upon", "a", "time", "there", "was", "cat", "dog", "who", "liked", "to", "sleep", "in", "the", "sun")
 
 
 @pytest.fixture(scope="session")

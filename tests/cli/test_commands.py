@@ -37,7 +37,12 @@ def test_pack_inspect_verify(tiny_source: Path, tmp_path: Path, capsys: pytest.C
 
     code, out, _ = _run(capsys, "inspect", destination)
     assert code == 0
-    for text in ("Qwen2MoeForCausalLM", "zstd, level huf, 2 shards", "model.layers.1.mlp.experts", "not packed because"):
+    for text in (
+        "Qwen2MoeForCausalLM",
+        "zstd, level huf, 2 shards",
+        "model.layers.1.mlp.experts",
+        "not packed because",
+    ):
         assert text in out
     code, out, _ = _run(capsys, "inspect", destination, "--json")
     summary = json.loads(out)

@@ -35,7 +35,9 @@ def expected(talking_source: Path) -> tuple[list[int], str]:
     return new, tokenizer.decode(new, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("options", [[], ["--exact"], ["--exact", "--combine", "eager"]], ids=["fast", "exact", "eager"])
+@pytest.mark.parametrize(
+    "options", [[], ["--exact"], ["--exact", "--combine", "eager"]], ids=["fast", "exact", "eager"]
+)
 def test_tokens_and_text_of_plain_transformers(
     talking_packed: Path, expected: tuple[list[int], str], options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +93,7 @@ def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.Captu
         (["--memory", "2GB", "--prompt-ids", "9999"], "vocabulary"),
         (["--memory", "2GB", "--prompt-ids", "-1"], "vocabulary"),
         (["--memory", "2GB", "--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens 0"),
-        (["--memory", "2GB", "--prompt", "a", "--max-new-tokens", "many"], "many"),
+        (["--memory", "2GB", "--prompt", "a", "--max-new-tokens", "many"], "--max-new-tokens"),
         (["--memory", "2GB", "--prompt", "a", "--temperature", "-1"], "temperature"),
         (["--memory", "2GB", "--prompt", "a", "--combine", "alphabetical"], "alphabetical"),
     ],

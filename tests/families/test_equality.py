@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import second_codec
-from equality import assert_same_logits, load_packed, load_plain, no_warnings
+from equality import assert_same_logits, load_packed, load_plain, no_warnings, shrink_pool
 from family_table import CODECS, FAMILIES
 from tiny_models import architecture, expert_parameters, interface_families, logits, tiny_inputs
 from transformers import PreTrainedModel
@@ -65,7 +65,21 @@ def test_the_order_can_be_changed_after_loading(family: str, packed: Packed, che
     model.zipmoe_engine.close()
 
 
-@pytest.mark.parametrize("family", FAMILIES.keys() - NO_GENERATION.keys())
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("implementation", [None, "eager"])
+def test_a_pool_too_small_for_a_layer(
+    family: str, implementation: str | None, packed: Packed, checkpoint: Folder
+) -> None:
+    plain = load_plain(family, checkpoint(family), experts_implementation=implementation)
+    settings = CODECS[0] if implementation else second_codec(family)
+    model = load_packed(family, packed(family, settings), experts_implementation=implementation, mode="exact")
+    shrink_pool(model)
+    assert_same_logits(family, plain, model)
+    assert model.zipmoe_engine.statistics.counters().evictions > 0
+    model.zipmoe_engine.close()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - NO_GENERATION.keys()))
 def test_greedy_generation(family: str, packed: Packed, checkpoint: Folder) -> None:
     plain = load_plain(family, checkpoint(family))
     model = load_packed(family, packed(family, second_codec(family)), mode="exact")

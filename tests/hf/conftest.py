@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,10 @@ import pytest
 import torch
 import transformers
 
-sys.path.insert(0, str(Path(__file__).parent))
 
 import zipmoe
 from fake_engine import FakeEngine
-from tiny_models import TINY_MODELS, TinyModel
+from representative_models import TINY_MODELS, TinyModel
 from zipmoe.store.manifest import CodecSettings
 from zipmoe.store.pack import pack
 

@@ -8,6 +8,7 @@ with any other operation are converted whole, once, and kept until the next unit
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -18,7 +19,7 @@ from zipmoe.checkpoint.expert_modules import ExpertLayout, ExpertModules
 from zipmoe.checkpoint.source import SourceCheckpoint
 from zipmoe.errors import DamagedCheckpointError
 
-_ACTS_ON_EACH_EXPERT = {
+_ACTS_ON_EACH_EXPERT: dict[str, Callable[[Any], bool]] = {
     "MergeModulelist": lambda op: op.dim == 0,
     "Concatenate": lambda op: op.dim not in (0, -3),
     "Interleave": lambda op: op.dim not in (0, -3),
@@ -94,7 +95,8 @@ class ExpertReader:
     @staticmethod
     def _runs_on_one_expert(unit: LoadUnit, num_experts: int) -> bool:
         operations = unit.converter.operations
-        if not all(_ACTS_ON_EACH_EXPERT.get(type(op).__name__, lambda _: False)(op) for op in operations):
+        checks = [_ACTS_ON_EACH_EXPERT.get(type(operation).__name__) for operation in operations]
+        if not all(check is not None and check(op) for check, op in zip(checks, operations, strict=True)):
             return False
         allowed = {1, num_experts * len(unit.targets)}
         return all(len(keys) in allowed for keys in unit.sources.values())
@@ -122,7 +124,7 @@ class ExpertReader:
                 )
         for pattern, value in collected.items():
             if len(collected) == 1 or pattern in parameter:
-                tensor = value[0] if isinstance(value, list) else value
+                tensor: torch.Tensor = value[0] if isinstance(value, list) else value
                 return tensor[0]
         raise AssertionError(f"the conversion of {unit.targets[0]!r} does not produce {parameter!r}")
 

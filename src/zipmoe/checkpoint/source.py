@@ -95,6 +95,8 @@ class SourceCheckpoint:
     def read_rows(self, key: str, begin: int, end: int) -> torch.Tensor:
         """``tensor[begin:end]`` along the first dimension, reading only these bytes."""
         info = self.tensors[key]
+        if not 0 <= begin <= end <= info.shape[0]:
+            raise IndexError(f"rows {begin} to {end} of {key!r}, which has {info.shape[0]}")
         row_bytes = info.bytes // max(1, info.shape[0])
         return self._read_bytes(info, begin * row_bytes, (end - begin) * row_bytes, (end - begin, *info.shape[1:]))
 
@@ -105,7 +107,7 @@ class SourceCheckpoint:
         data = np.empty(length, dtype=np.uint8)
         done = 0
         while done < length:
-            count = os.preadv(self._descriptor(info.file), [data[done:]], info.offset + offset + done)
+            count = os.preadv(self._descriptor(info.file), [data[done:].data], info.offset + offset + done)
             if count == 0:
                 raise DamagedCheckpointError(
                     f"shard {str(self.folder / info.file)!r} ends inside tensor {info.key!r}",

@@ -19,7 +19,7 @@ from zipmoe.cli.verify_command import verify_command
 from zipmoe.errors import ZipMoEError
 
 EXIT_INTERRUPTED = 130
-_USAGE_ERROR = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
+_USAGE_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
 """Recent Typer carries Click inside, earlier ones need the package: the public class leads to either."""
 
 app = typer.Typer(

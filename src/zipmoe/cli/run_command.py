@@ -53,6 +53,8 @@ def run_command(
             f"--temperature {temperature} with --top-p {top_p} is out of range",
             hint="temperature is at least 0, top-p above 0 and at most 1",
         )
+    if combine not in (None, "grouped_mm", "eager"):
+        raise InvalidArgumentError(f"--combine {combine!r} is unknown", hint="choose grouped_mm or eager")
     if chat and prompt_ids is not None:
         raise InvalidArgumentError("--chat needs --prompt, not --prompt-ids")
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None

@@ -1,7 +1,8 @@
 """Keeps the memory budget while a model runs: what a forward pass will need is reserved before it starts.
 
-The key-value cache grows with the context and the workspace with the prompt; both have a reservation from the start. Beyond
-it they take from the expert pool, and when nothing is left the pass fails with BudgetExceededError before it allocates.
+The key-value cache grows with the context and the workspace with the prompt; both have a reservation from the start.
+Beyond it they take from the expert pool, and when nothing is left the pass fails with BudgetExceededError before it
+allocates.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from zipmoe.engine.kv_cache import kv_cache_bytes_per_token
 from zipmoe.errors import BudgetExceededError
 
 GROWTH_TOKENS = 256
-"""The cache's reservation grows in steps of this many tokens where they fit, so that not every token resizes the pool."""
+"""The cache's reservation grows by this many tokens where they fit, so that not every token resizes the pool."""
 _INPUTS = ("decoder_input_ids", "input_ids", "inputs_embeds", "decoder_inputs_embeds")
 
 

@@ -1,7 +1,7 @@
 """In which order the outputs of the experts of a token are summed: it decides the last bits of BF16 logits.
 
-``grouped_mm`` is Transformers' default: the K weighted outputs of a token are laid out in top-k order and summed at once.
-``eager`` adds them one expert after the other, in ascending expert id, rounding to BF16 each time.
+``grouped_mm`` is Transformers' default: the K weighted outputs of a token are laid out in top-k order and summed at
+once. ``eager`` adds them one expert after the other, in ascending expert id, rounding to BF16 each time.
 """
 
 from __future__ import annotations

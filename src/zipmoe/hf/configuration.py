@@ -1,7 +1,7 @@
 """``ZipMoEConfig``: the ``quantization_config`` of a packed folder, and what a caller may choose when loading it.
 
-Two keys live in config.json (``quant_method``, ``format_version``). The others are loading attributes: given by the caller,
-else by the environment (``ZIPMOE_MEMORY``, ``ZIPMOE_MODE``), else the default.
+Two keys live in config.json (``quant_method``, ``format_version``). The others are loading attributes: given by the
+caller, else by the environment (``ZIPMOE_MEMORY``, ``ZIPMOE_MODE``), else the default.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How to load a packed folder.
 
     Args:
-        memory: budget for everything that the process keeps, e.g. ``"4GB"`` or bytes. Default: ``ZIPMOE_MEMORY``, else the
-            smallest of physical memory and the control group's limits, less a reserve.
+        memory: budget for everything that the process keeps, e.g. ``"4GB"`` or bytes. Default: ``ZIPMOE_MEMORY``,
+            else the smallest of physical memory and the control group's limits, less a reserve.
         mode: ``"fast"`` or ``"exact"``. Default: ``ZIPMOE_MODE``, else ``"fast"``.
-        context_tokens: tokens (over all sequences of a batch) for which key-value cache is reserved at start. Default: the
-            model's context length, at most 4096.
+        context_tokens: tokens (over all sequences of a batch) for which key-value cache is reserved at start.
+            Default: the model's context length, at most 2048. A longer context takes from the expert pool.
         verify: when checksums of records are verified: ``"always"`` (each read), ``"first"`` or ``"never"``.
         io_threads: threads that read from disk. Default: the engine's.
         decode_threads: threads that decode. Default: the engine's.

@@ -1,7 +1,7 @@
 """The one object that all packed modules of a model share: which engine serves them.
 
-Modules are replaced before the weights are loaded, the engine is opened when their number of bytes is known: the slot is
-what the modules can hold in the meantime.
+Modules are replaced before the weights are loaded, the engine is opened when their number of bytes is known: the slot
+is what the modules can hold in the meantime.
 """
 
 from __future__ import annotations

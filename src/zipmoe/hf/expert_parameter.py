@@ -1,4 +1,4 @@
-"""The stand-in for an expert parameter: it has a shape and a dtype, and ``parameter[expert]`` decodes one expert's matrix.
+"""The stand-in for an expert parameter: it has a shape and a dtype, and ``parameter[expert]`` decodes one matrix.
 
 Families iterate their experts in ascending order in their own (eager) forward and index the parameters. While such a
 forward runs inside an ``ExpertWalk``, indexing advances the walk, so that reads of later experts overlap with the

@@ -1,7 +1,7 @@
 """Experts modules of Transformers' experts interface, computed from packed experts, bit for bit.
 
-What must not change for that (docs/architecture.md): all rows of an expert go through one matrix product (same M), gate and
-up stay fused, weights keep their layout, and the outputs are combined in the order that Transformers uses.
+What must not change for that (docs/architecture.md): all rows of an expert go through one matrix product (same M), gate
+and up stay fused, weights keep their layout, and the outputs are combined in the order that Transformers uses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class PackedInterfaceExperts(PackedExperts):
         """(tokens, hidden) with expert ids and weights (tokens, top_k) to (tokens, hidden).
 
         Raises:
-            UnsupportedOperationError: the configured experts implementation is none of ours, or gradients are asked for.
+            UnsupportedOperationError: the configured experts implementation is none of ours, or gradients are asked
+            for.
         """
         refuse_gradients(hidden_states)
         order = combine_order(self.config._experts_implementation)
@@ -46,13 +47,13 @@ class PackedInterfaceExperts(PackedExperts):
 def _forward_grouped(
     self: PackedInterfaceExperts, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    tokens, hidden = hidden_states.shape
+    tokens = hidden_states.size(0)
     top_k = top_k_index.size(-1)
     expert_of_position = top_k_index.reshape(-1)
     weights = top_k_weights.reshape(-1)
     sorted_experts, positions = torch.sort(expert_of_position, stable=True)
     experts, counts = torch.unique_consecutive(sorted_experts, return_counts=True)
-    rows = dict(zip(experts.tolist(), positions.split(counts.tolist()), strict=True))
+    rows = dict(zip(experts.tolist(), torch.split(positions, counts.tolist()), strict=True))
     # Ids outside the range mean "no expert" (padding of expert parallelism): their terms are zero.
     needed = [expert for expert in rows if 0 <= expert < self.num_experts]
     allocate = torch.empty if len(needed) == len(rows) else torch.zeros
@@ -97,7 +98,7 @@ def _forward_eager(
 
 def eager_forward(module: nn.Module) -> Callable[..., torch.Tensor]:
     """The family's own forward, as written in its modelling file (the interface's decorator wraps it)."""
-    original = next(c for c in type(module).__mro__ if not issubclass(c, PackedExperts) and "forward" in vars(c))
+    original: Any = next(c for c in type(module).__mro__ if not issubclass(c, PackedExperts) and "forward" in vars(c))
     forward: Callable[..., torch.Tensor] = original.forward
     return getattr(forward, "__wrapped__", forward)
 

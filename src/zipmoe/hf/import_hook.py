@@ -1,6 +1,7 @@
 """Registers the plug-in as soon as Transformers' model loading is imported, whichever of the two is imported first.
 
-Importing ``zipmoe`` must stay cheap (the command line starts with it), so that torch and Transformers are not imported here.
+Importing ``zipmoe`` must stay cheap (the command line starts with it), so that torch and Transformers are not imported
+here.
 """
 
 from __future__ import annotations

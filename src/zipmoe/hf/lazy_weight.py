@@ -1,8 +1,9 @@
 """A tensor that knows its shape and dtype and is decoded only when somebody computes with it.
 
-Model code asks ``module.weight.dtype`` or ``.shape`` far more often than it needs the numbers; for a language-model head
-the numbers are hundreds of megabytes. Metadata is therefore answered from the wrapper, and everything else decodes.
-The same C++ operation runs on the same operands as in plain Transformers: arguments are replaced before the call.
+Model code asks ``module.weight.dtype`` or ``.shape`` far more often than it needs the numbers; for a language-model
+head the numbers are hundreds of megabytes. Metadata is therefore answered from the wrapper, and everything else
+decodes. The same C++ operation runs on the same operands as in plain Transformers: arguments are replaced before the
+call.
 """
 
 from __future__ import annotations
@@ -20,23 +21,37 @@ def _getter(name: str) -> Any:
     return getattr(torch.Tensor, name).__get__
 
 
+_METADATA_ATTRIBUTES = (
+    *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes"),
+    *("requires_grad", "is_leaf", "grad", "grad_fn"),
+    *("is_cpu", "is_cuda", "is_meta", "is_mps", "is_xla", "is_mkldnn", "is_nested", "is_quantized", "is_sparse"),
+)
+_METADATA_METHODS = (
+    *("size", "dim", "numel", "nelement", "element_size", "is_floating_point", "is_complex"),
+    *("stride", "is_contiguous", "storage_offset", "__len__"),
+)
 _METADATA = frozenset(
-    [
-        _getter(name)
-        for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn")
-    ]
-    + [_getter(name) for name in ("is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mps")]
-    + [_getter(name) for name in ("itemsize", "nbytes", "is_xla", "is_mkldnn")]
-    + [torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.nelement, torch.Tensor.element_size]
-    + [torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.stride, torch.Tensor.is_contiguous]
-    + [torch.Tensor.__len__, torch.Tensor.storage_offset, torch.is_floating_point, torch.is_complex, torch.numel]
+    [_getter(name) for name in _METADATA_ATTRIBUTES]
+    + [getattr(torch.Tensor, name) for name in _METADATA_METHODS]
+    + [torch.is_floating_point, torch.is_complex, torch.numel]
 )
 _ITSELF = frozenset([_getter("data"), torch.Tensor.detach, torch.Tensor.contiguous])
 """Would return an alias: answering with the lazy tensor keeps writes through the alias from vanishing silently."""
+_WRITING_METHODS = frozenset(
+    ["__set__", "__setitem__"]
+    + [f"__i{name}__" for name in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul")]
+    + [f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift")]
+)
 
 
 class LazyWeight(torch.Tensor):
     """A packed matrix of shape (rows, columns); decoded at most once per object, and never kept by the model.
+
+    Args:
+        shape: (rows, columns).
+        dtype: of the decoded matrix.
+        parameter: name of the matrix, for messages.
+        decode: decodes it; called when the numbers are needed for the first time.
 
     Counts as a Parameter (``isinstance(weight, torch.nn.Parameter)``), as the weight that it stands for did.
 
@@ -46,14 +61,15 @@ class LazyWeight(torch.Tensor):
 
     _is_param = True
     _is_hf_initialized = True
+    _parameter: str
     _decode: Callable[[], torch.Tensor]
     _decoded: torch.Tensor | None
 
     @staticmethod
-    def __new__(
+    def __new__(  # noqa: D102 - documented by the class
         cls, shape: Sequence[int], dtype: torch.dtype, parameter: str, decode: Callable[[], torch.Tensor]
     ) -> LazyWeight:
-        self: LazyWeight = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device="cpu")  # type: ignore[attr-defined]
+        self = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=torch.device("cpu"))
         self._parameter = parameter
         self._decode = decode
         self._decoded = None
@@ -68,14 +84,16 @@ class LazyWeight(torch.Tensor):
         return self._parameter
 
     def materialise(self) -> torch.Tensor:
-        """The decoded matrix, an ordinary tensor."""
+        """The decoded matrix, an ordinary tensor that requires a gradient, as a parameter of a loaded model does."""
         if self._decoded is None:
-            self._decoded = self._decode()
+            # detach: the decoded tensor may be scratch of the engine, which stays as it is
+            self._decoded = self._decode().detach().requires_grad_()
         return self._decoded
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():
-            return f"LazyWeight({self._parameter!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
+            shape, dtype = tuple(self.shape), self.dtype
+        return f"LazyWeight({self._parameter!r}, shape={shape}, dtype={dtype})"
 
     @classmethod
     def __torch_function__(
@@ -91,10 +109,13 @@ class LazyWeight(torch.Tensor):
         if func in _ITSELF:
             return args[0]
         _refuse_writes(func, args)
-        return func(*tree_map(_unwrap, args), **tree_map(_unwrap, dict(kwargs or {})))
+        # Products of torch choose their kernel also by whether an operand requires a gradient, even where none is
+        # recorded: the decoded weight does, as the parameter did. Nothing is recorded.
+        with torch.no_grad():
+            return func(*tree_map(_unwrap, args), **tree_map(_unwrap, dict(kwargs or {})))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Callable[..., Any],
         types: Sequence[type],
@@ -111,10 +132,8 @@ def _unwrap(value: Any) -> Any:
 
 def _refuse_writes(func: Callable[..., Any], args: tuple[Any, ...]) -> None:
     name = getattr(func, "__name__", "")
-    writes = (
-        (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__") or name.startswith("__i")
-    )
-    if writes and name not in ("__index__", "__int__", "__invert__") and args and isinstance(args[0], LazyWeight):
+    in_place = name.endswith("_") and not name.endswith("__")
+    if (in_place or name in _WRITING_METHODS) and args and isinstance(args[0], LazyWeight):
         raise UnsupportedOperationError(
             f"the packed weight {args[0].zipmoe_parameter} cannot be changed ({name})",
             hint="change the original checkpoint and pack it again",

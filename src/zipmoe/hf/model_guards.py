@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -18,6 +17,8 @@ from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH
 from zipmoe.engine.engine import Engine
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import combine_order
+from zipmoe.hf.dynamic_class import dynamic_class
+from zipmoe.hf.engine_slot import refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.lazy_weight import LazyWeight
@@ -38,6 +39,18 @@ _UPLOAD_OPTIONS = ("commit_message", "private", "token", "revision", "create_pr"
 
 class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
     """A sub-model of a packed model."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``forward``, without recording gradients: decoded weights do not live long enough for a backward pass.
+
+        Raises:
+            UnsupportedOperationError: an input requires a gradient.
+        """
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                refuse_gradients(value)
+        with torch.no_grad():
+            return super().__call__(*args, **kwargs)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,10 +81,10 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Module:
         """Works if the number of tokens stays, or if the embeddings are not packed."""
-        embeddings: nn.Module = self.get_input_embeddings()
+        embeddings: Any = self.get_input_embeddings()
         unchanged = new_num_tokens in (None, embeddings.weight.shape[0]) and not args and not kwargs
         if unchanged:
-            return embeddings
+            return cast(nn.Module, embeddings)
         if any(isinstance(m, PackedModule) for m in (embeddings, self.get_output_embeddings())):
             raise UnsupportedOperationError(
                 "the token embeddings of a packed model cannot be resized: they are compressed",
@@ -157,18 +170,17 @@ def guard_model(model: Any, folder: PackedFolder, engine: Engine, mode: str) -> 
 
     for module in list(model.modules()):
         if isinstance(module, transformers.PreTrainedModel) and module is not model:
-            module.__class__ = _guarded_class(type(module), PackedSubModel)
-    model.__class__ = _guarded_class(type(model), PackedModel)
+            _guard(module, PackedSubModel)
+    _guard(model, PackedModel)
     model.zipmoe_engine = engine
     model.zipmoe_mode = mode
     model._zipmoe_folder = folder
 
 
-@cache
-def _guarded_class(original: type, guards: type) -> type:
-    # The name and the module stay: Transformers derives the architecture and the modelling file from them.
-    attributes = {"__module__": original.__module__, "__doc__": original.__doc__, "__qualname__": original.__qualname__}
-    return type(original.__name__, (guards, original), attributes)
+def _guard(model: Any, guards: type[PackedSubModel]) -> None:
+    # The name stays: Transformers derives the architecture from it.
+    original = type(model)
+    model.__class__ = dynamic_class(original.__name__, (guards, original), original)
 
 
 def _parameter_dtypes(model: nn.Module) -> Iterator[torch.dtype]:

@@ -9,7 +9,7 @@ from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.packed_module import PackedModule
 
 
-class PackedEmbedding(PackedModule, nn.Embedding):
+class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
     """``nn.Embedding`` with a packed weight, for inference (``padding_idx`` only concerns gradients)."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from zipmoe.checkpoint.expert_modules import ExpertModules
+from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.expert_parameter import ExpertParameter, ExpertSource
 from zipmoe.hf.packed_module import require_exact_conversion
 
 
 class PackedExperts(nn.Module):
-    """A module that computes with the experts of one group; placed before the family's class by ``dynamic_experts``."""
+    """A module that computes with the experts of one group; placed before the family's class by ``become``."""
 
     _zipmoe_source: ExpertSource
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         self._zipmoe_source.dtype = require_exact_conversion(fn, self._zipmoe_source.dtype)
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
 def become(module: nn.Module, packed: type[PackedExperts], source: ExpertSource) -> None:
     """Give ``module`` the behaviour of ``packed``, before that of its own class."""
-    module.__class__ = _dynamic_experts(type(module), packed)
+    original = type(module)
+    module.__class__ = dynamic_class(f"Packed{original.__name__}", (packed, original), original)
     module._zipmoe_source = source  # type: ignore[assignment]
     # Families initialise their expert parameters in _init_weights, which must not see the stand-ins.
     module._is_hf_initialized = True  # type: ignore[assignment]
@@ -38,9 +39,3 @@ def replace_parameters(module: nn.Module, experts: ExpertModules, source: Expert
         parameter = module._parameters.pop(name)
         assert parameter is not None
         setattr(module, name, ExpertParameter(source, name, parameter.shape))
-
-
-@cache
-def _dynamic_experts(original: type, packed: type) -> type:
-    attributes = {"__module__": original.__module__, "__doc__": original.__doc__}
-    return type(f"Packed{original.__name__}", (packed, original), attributes)

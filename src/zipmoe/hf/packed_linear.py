@@ -12,12 +12,12 @@ from zipmoe.hf.engine_slot import refuse_gradients
 from zipmoe.hf.packed_module import PackedModule
 
 
-class PackedLinear(PackedModule, nn.Linear):
+class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]
     """``nn.Linear`` with a packed weight.
 
-    A weight that fits into one tile is applied by one ``linear`` call with the bias, exactly as in ``nn.Linear``. A larger
-    one is applied in tiles of output rows: each output element is the same dot product over the same operands, and its
-    bias is added in the same call.
+    A weight that fits into one tile is applied by one ``linear`` call with the bias, exactly as in ``nn.Linear``. A
+    larger one is applied in tiles of output rows: each output element is the same dot product over the same operands,
+    and its bias is added in the same call.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

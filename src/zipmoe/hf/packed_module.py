@@ -1,20 +1,20 @@
 """What packed linear layers and packed embeddings share: a ``weight`` that lives in the engine.
 
-A module becomes packed by changing its class to a dynamic one with the method resolution order (dynamic, original class,
-packed class, ``nn.Linear`` or ``nn.Embedding``). Classes of model families that call ``super().forward`` (scaled embeddings)
-or read ``self.weight`` go on working without an entry in any table.
+A module becomes packed by changing its class to a dynamic one with the method resolution order (dynamic, original
+class, packed class, ``nn.Linear`` or ``nn.Embedding``). Classes of model families that call ``super().forward`` (scaled
+embeddings) or read ``self.weight`` go on working without an entry in any table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from zipmoe.errors import UnsupportedOperationError
+from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
 from zipmoe.hf.lazy_weight import LazyWeight
 
@@ -44,7 +44,7 @@ class PackedModule(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         self._zipmoe_dtype = require_exact_conversion(fn, self._zipmoe_dtype)
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
 def pack_module(module: nn.Module, packed_class: type[PackedModule], slot: EngineSlot, parameter: str) -> None:
@@ -58,7 +58,9 @@ def pack_module(module: nn.Module, packed_class: type[PackedModule], slot: Engin
     """
     weight = module._parameters.pop("weight")
     assert weight is not None
-    module.__class__ = dynamic_class(type(module), packed_class)
+    original = type(module)
+    bases = (packed_class,) if issubclass(packed_class, original) else (original, packed_class)
+    module.__class__ = dynamic_class(f"Packed{original.__name__}", bases, original)
     module._zipmoe_slot = slot  # type: ignore[assignment]
     module._zipmoe_parameter = parameter  # type: ignore[assignment]
     module._zipmoe_shape = tuple(weight.shape)  # type: ignore[assignment]
@@ -66,15 +68,8 @@ def pack_module(module: nn.Module, packed_class: type[PackedModule], slot: Engin
     module._is_hf_initialized = True  # type: ignore[assignment]
 
 
-@cache
-def dynamic_class(original: type, packed: type) -> type:
-    """``original`` with ``packed`` behind it in the method resolution order (or ``packed`` itself for torch's own class)."""
-    bases = (packed,) if issubclass(packed, original) else (original, packed)
-    return type(f"Packed{original.__name__}", bases, {"__module__": original.__module__, "__doc__": original.__doc__})
-
-
 def require_exact_conversion(fn: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> torch.dtype:
-    """The dtype that ``fn`` (what ``Module.to``, ``half``, ``cuda``, ... hand to ``Module._apply``) turns ``dtype`` into.
+    """The dtype into which ``fn`` turns ``dtype``; ``fn`` is what ``Module.to`` and its kin hand to ``Module._apply``.
 
     Raises:
         UnsupportedOperationError: ``fn`` leaves the CPU, or the target dtype does not hold BF16 exactly.

@@ -1,4 +1,4 @@
-"""Replaces the packed parameters of a model that is still on the meta device, and checks that manifest and model agree."""
+"""Replaces the packed parameters of a model on the meta device, and checks that manifest and model agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zipmoe.hf.packed_module import PackedModule, pack_module
 from zipmoe.store.manifest import DenseMatrix, ExpertGroup, Manifest
 
 UNPACKED_MARK = "_zipmoe_unpacked"
-"""Attribute of experts modules of the interface that the folder left unpacked: they compute as in plain Transformers."""
+"""Attribute of interface modules that the folder left unpacked: they compute as in plain Transformers."""
 
 _PACKED_CLASSES: dict[type[nn.Module], type[PackedModule]] = {nn.Linear: PackedLinear, nn.Embedding: PackedEmbedding}
 

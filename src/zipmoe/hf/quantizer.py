@@ -1,8 +1,8 @@
 """The quantizer: how a packed folder becomes a Transformers model (docs/architecture.md, a request step by step).
 
-Transformers calls it around its own loading. Before, packed parameters are taken out of the module tree, so that nothing is
-allocated for them and the stock code loads the rest, and the engine opens within the budget. After, the loaded model gets
-its engine and its guards.
+Transformers calls it around its own loading. Before, packed parameters are taken out of the module tree, so that
+nothing is allocated for them and the stock code loads the rest, and the engine opens within the budget. After, the
+loaded model gets its engine and its guards.
 """
 
 from __future__ import annotations
@@ -103,7 +103,6 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
             # Packed weights are the weights: no model may take its numeric detours for quantised ones (jamba has one).
             if hasattr(module, "config") and hasattr(module.config, "_is_quantized"):
                 del module.config._is_quantized
-        model.requires_grad_(False)
         guard_model(model, self._folder, self._slot.engine, self.quantization_config.resolved_mode())
         watch_budget(model, self._slot.engine)
         return model

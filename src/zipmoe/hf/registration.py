@@ -32,7 +32,7 @@ def _unpacked_experts_forward(
     """Experts that are not packed: computed as Transformers does by default, inside a packed model only."""
     if not getattr(self, UNPACKED_MARK, False):
         raise UnsupportedOperationError(
-            f'experts_implementation="{EXPERTS_IMPLEMENTATION}" needs a packed folder, these experts are ordinary tensors',
+            f'experts_implementation="{EXPERTS_IMPLEMENTATION}" needs a packed folder; these experts are not packed',
             hint="pack the checkpoint (zipmoe pack SRC DST) and load DST",
         )
     output: torch.Tensor = grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)

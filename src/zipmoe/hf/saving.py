@@ -35,7 +35,7 @@ def save_packed_folder(folder: PackedFolder, destination: Path) -> None:
 
 
 def push_folder(folder: Path, repo_id: str, **options: Any) -> None:
-    """Upload ``folder`` to the Hugging Face hub; ``options`` are those of ``HfApi.create_repo`` and ``upload_folder``."""
+    """Upload ``folder`` to the Hugging Face hub, with options of ``HfApi.create_repo`` and ``upload_folder``."""
     from huggingface_hub import HfApi
 
     api = HfApi(token=options.pop("token", None))

@@ -1,7 +1,7 @@
 """Families outside Transformers' experts interface, one file each, and the registry that finds them by class name.
 
-Most of them loop over their experts in ascending order in their own forward; they keep it and only walk the packed experts.
-Two compute all experts whether routed or not (llama4, jetmoe) and get a forward that skips the idle ones.
+Most of them loop over their experts in ascending order in their own forward; they keep it and only walk the packed
+experts. Two compute all experts whether routed or not (llama4, jetmoe) and get a forward that skips the idle ones.
 """
 
 from __future__ import annotations

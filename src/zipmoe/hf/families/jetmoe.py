@@ -1,7 +1,7 @@
 """jetmoe: parallel experts of both the feed-forward and the attention block; rows arrive grouped by expert.
 
-The family multiplies the rows of every expert, also when there are none, and concatenates. Empty groups contribute no rows,
-so that skipping them changes nothing but the reads.
+The family multiplies the rows of every expert, also when there are none, and concatenates. Empty groups contribute no
+rows, so that skipping them changes nothing but the reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PackedParallelExperts(PackedExperts):
         """``inputs`` (rows, in) grouped by ascending expert, ``expert_size`` rows each, to (rows, out)."""
         refuse_gradients(inputs)
         source = self._zipmoe_source
-        groups = inputs.split(expert_size, dim=0)
+        groups = torch.split(inputs, expert_size, dim=0)
         begins = torch.tensor([0, *expert_size]).cumsum(0).tolist()
         output = inputs.new_empty((inputs.size(0), self.output_size))
         with source.request([e for e, rows in enumerate(expert_size) if rows]) as request:

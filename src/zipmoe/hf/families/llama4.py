@@ -1,7 +1,7 @@
 """llama4: a batched product over all experts, whose unrouted rows are zero because the score multiplies the input.
 
-A zero row stays zero through both products and the gate, so that an expert without any non-zero row is skipped and its rows
-are set to zero. The others run through the same batched product on all their rows, as in the family (same M).
+A zero row stays zero through both products and the gate, so that an expert without any non-zero row is skipped and its
+rows are set to zero. The others run through the same batched product on all their rows, as in the family (same M).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from zipmoe.hf.packed_experts import PackedExperts, become
 
 
 class PackedSwitchExperts(PackedExperts):
-    """``SwitchTransformersExperts`` whose experts' linear layers are packed; the family's own loop runs inside a walk."""
+    """``SwitchTransformersExperts`` with packed linear layers; the family's own loop runs inside a walk."""
 
     def forward(
         self, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor
@@ -33,7 +33,7 @@ class ExpertLinear(PackedExperts, nn.Linear):
     _zipmoe_name: str
 
     @property
-    def weight(self) -> LazyWeight:
+    def weight(self) -> LazyWeight:  # type: ignore[override]
         """(out_features, in_features); decoded when it is used, and valid as ``ExpertSource.matrix`` says."""
         source, expert, name = self._zipmoe_source, self._zipmoe_expert, self._zipmoe_name
         label = f"{source.path}.{name.format(expert=expert)}"

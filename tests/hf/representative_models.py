@@ -63,7 +63,7 @@ def _qwen2_moe() -> Any:
 def _gpt_oss() -> Any:
     layers = ["sliding_attention", "full_attention"]
     return transformers.GptOssConfig(
-        **COMMON, intermediate_size=48, num_local_experts=8, num_experts_per_tok=4, sliding_window=8, layer_types=layers
+        **COMMON, intermediate_size=64, num_local_experts=8, num_experts_per_tok=4, sliding_window=8, layer_types=layers
     )
 
 
