@@ -14,6 +14,7 @@ from tiny_models import architecture, logits, tiny_inputs
 from transformers import PreTrainedModel
 
 import zipmoe
+from zipmoe.errors import BudgetExceededError
 
 SHAPES = ((2, 12), (1, 1), (1, 5))
 """(batch, tokens) of the compared forward passes: a prefill, one token as in decoding, and a length between."""
@@ -32,6 +33,15 @@ def load_packed(family: str, folder: Path, **arguments: Any) -> PreTrainedModel:
     assert not any(report.values()), report
     assert not [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     return model.eval()
+
+
+def shrink_pool(packed: PreTrainedModel) -> None:
+    """Take all memory from the expert pool that it can give: two slots are left for each size of expert."""
+    engine, taken = packed.zipmoe_engine, 0
+    for step in (1 << power for power in reversed(range(12, 44))):
+        with contextlib.suppress(BudgetExceededError):
+            engine.account("taken by the test", taken + step)
+            taken += step
 
 
 def assert_same_logits(family: str, plain: PreTrainedModel, packed: PreTrainedModel) -> None:

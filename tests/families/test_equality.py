@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import second_codec
-from equality import assert_same_logits, load_packed, load_plain, no_warnings
+from equality import assert_same_logits, load_packed, load_plain, no_warnings, shrink_pool
 from family_table import CODECS, FAMILIES
 from tiny_models import architecture, expert_parameters, interface_families, logits, tiny_inputs
 from transformers import PreTrainedModel
@@ -29,7 +29,7 @@ NEW_TOKENS = 12
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_default_order(family: str, packed: Packed, checkpoint: Folder) -> None:
-    """Through ``from_pretrained`` itself: default budget and mode, and the combine order that is the family's default."""
+    """Through ``from_pretrained`` itself: default budget, mode and the combine order that the family defaults to."""
     with no_warnings():
         model, report = architecture(family).from_pretrained(packed(family, CODECS[0]), output_loading_info=True)
     assert not any(report.values()), report
@@ -65,7 +65,21 @@ def test_the_order_can_be_changed_after_loading(family: str, packed: Packed, che
     model.zipmoe_engine.close()
 
 
-@pytest.mark.parametrize("family", FAMILIES.keys() - NO_GENERATION.keys())
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("implementation", [None, "eager"])
+def test_a_pool_too_small_for_a_layer(
+    family: str, implementation: str | None, packed: Packed, checkpoint: Folder
+) -> None:
+    plain = load_plain(family, checkpoint(family), experts_implementation=implementation)
+    settings = CODECS[0] if implementation else second_codec(family)
+    model = load_packed(family, packed(family, settings), experts_implementation=implementation, mode="exact")
+    shrink_pool(model)
+    assert_same_logits(family, plain, model)
+    assert model.zipmoe_engine.statistics.counters().evictions > 0
+    model.zipmoe_engine.close()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - NO_GENERATION.keys()))
 def test_greedy_generation(family: str, packed: Packed, checkpoint: Folder) -> None:
     plain = load_plain(family, checkpoint(family))
     model = load_packed(family, packed(family, second_codec(family)), mode="exact")
@@ -99,6 +113,6 @@ for name, folder in zip(sys.argv[1::2], sys.argv[2::2]):
 
 
 def test_transformers_without_the_plug_in_refuses_every_family(packed: Packed) -> None:
-    arguments = [str(a) for f in FAMILIES if f != "diffusion_gemma" for a in (architecture(f).__name__, packed(f, CODECS[0]))]
+    arguments = [str(a) for f in FAMILIES for a in (architecture(f).__name__, packed(f, CODECS[0]))]
     done = subprocess.run([sys.executable, "-c", LOAD_ALL, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
