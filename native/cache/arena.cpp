@@ -1,6 +1,7 @@
 #include "cache/arena.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,16 +10,24 @@
 
 namespace zipmoe {
 
-Arena::Arena(uint64_t bytes) : bytes_(round_up(bytes + kReadableTailBytes, kHugePageBytes)) {
+Arena::Arena(uint64_t bytes) : bytes_(round_up(bytes + kReadableTailBytes, kHugePageBytes)), process_(::getpid()) {
   mapping_bytes_ = bytes_ + kHugePageBytes;
   mapping_ = ::mmap(nullptr, mapping_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping_ == MAP_FAILED) {
     throw std::system_error(errno, std::generic_category(), "cannot reserve address space for the arena");
   }
+  if (::madvise(mapping_, mapping_bytes_, MADV_DONTFORK) != 0) {
+    const int error_number = errno;
+    ::munmap(mapping_, mapping_bytes_);
+    throw std::system_error(error_number, std::generic_category(), "cannot keep the arena out of child processes");
+  }
   base_ = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<uintptr_t>(mapping_), kHugePageBytes));
 }
 
-Arena::~Arena() { ::munmap(mapping_, mapping_bytes_); }
+Arena::~Arena() {
+  // In a forked child something else may live at these addresses.
+  if (::getpid() == process_) ::munmap(mapping_, mapping_bytes_);
+}
 
 void Arena::commit(uint64_t offset, uint64_t length) {
   if (offset + length > bytes_ || offset + length < offset) throw std::out_of_range("range outside of the arena");

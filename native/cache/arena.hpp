@@ -3,6 +3,8 @@
 // fresh pages cost more than the disk.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -17,6 +19,7 @@ inline constexpr uint64_t kReadableTailBytes = 4096;
 constexpr uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr uint64_t round_down(uint64_t value, uint64_t multiple) { return value / multiple * multiple; }
 
+// A forked child does not get the arena: direct reads into memory that a fork shares may end up in the wrong process.
 class Arena {
  public:
   // Reserves address space only; throws std::system_error.
@@ -38,6 +41,7 @@ class Arena {
   uint64_t bytes_ = 0;
   void* mapping_ = nullptr;
   uint64_t mapping_bytes_ = 0;
+  pid_t process_;
 };
 
 }  // namespace zipmoe

@@ -15,14 +15,16 @@ const char* as_char(const uint8_t* bytes) { return reinterpret_cast<const char*>
 
 std::string Lz4BlockCodec::unavailable_reason() const { return {}; }
 
-void Lz4BlockCodec::compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
-                                   std::vector<uint8_t>& out) const {
-  if (raw.size() > LZ4_MAX_INPUT_SIZE) throw std::invalid_argument("LZ4 blocks end at 2 GB: use more shards");
-  const size_t before = out.size();
-  out.resize(before + static_cast<size_t>(LZ4_compressBound(static_cast<int>(raw.size()))));
-  const int bytes = compress_block(raw, parameters.level, std::span(out).subspan(before));
+uint64_t Lz4BlockCodec::compressed_bytes_max(uint64_t raw_bytes) const {
+  if (raw_bytes > LZ4_MAX_INPUT_SIZE) throw std::invalid_argument("LZ4 blocks end at 2 GB: use more shards");
+  return static_cast<uint64_t>(LZ4_compressBound(static_cast<int>(raw_bytes)));
+}
+
+uint64_t Lz4BlockCodec::compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
+                                       std::span<uint8_t> out) const {
+  const int bytes = compress_block(raw, parameters.level, out);
   if (bytes <= 0) throw std::runtime_error("LZ4: compression failed");
-  out.resize(before + static_cast<size_t>(bytes));
+  return static_cast<uint64_t>(bytes);
 }
 
 void Lz4BlockCodec::validate_shard(std::span<const uint8_t> compressed, uint64_t raw_bytes) const {
@@ -36,10 +38,7 @@ void Lz4BlockCodec::validate_shard(std::span<const uint8_t> compressed, uint64_t
 }
 
 void Lz4BlockCodec::decompress_shard(std::span<const uint8_t> compressed, std::span<uint8_t> raw) const {
-  if (raw.size() > LZ4_MAX_INPUT_SIZE || compressed.size() > static_cast<size_t>(LZ4_MAX_INPUT_SIZE) * 2 ||
-      compressed.size() > static_cast<size_t>(LZ4_compressBound(static_cast<int>(raw.size())))) {
-    throw FormatError("LZ4: impossible size of a shard");
-  }
+  validate_shard(compressed, raw.size());  // also makes both sizes fit into an int
   const int bytes = LZ4_decompress_safe(as_char(compressed.data()), as_char(raw.data()),
                                         static_cast<int>(compressed.size()), static_cast<int>(raw.size()));
   if (bytes < 0) throw FormatError("LZ4: cannot decompress: malformed block");
@@ -72,7 +71,9 @@ namespace zipmoe {
 std::string Lz4BlockCodec::unavailable_reason() const { return "built without the LZ4 library"; }
 
 // PlanarCodec asks for the reason first, so none of these is ever entered.
-void Lz4BlockCodec::compress_shard(std::span<const uint8_t>, const EncodeParameters&, std::vector<uint8_t>&) const {
+uint64_t Lz4BlockCodec::compressed_bytes_max(uint64_t) const { throw UnknownCodec(unavailable_reason()); }
+
+uint64_t Lz4BlockCodec::compress_shard(std::span<const uint8_t>, const EncodeParameters&, std::span<uint8_t>) const {
   throw UnknownCodec(unavailable_reason());
 }
 

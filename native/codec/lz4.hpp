@@ -9,8 +9,9 @@ class Lz4BlockCodec : public PlanarCodec {
   std::string unavailable_reason() const final;
 
  protected:
-  void compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
-                      std::vector<uint8_t>& out) const final;
+  uint64_t compressed_bytes_max(uint64_t raw_bytes) const final;
+  uint64_t compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
+                          std::span<uint8_t> out) const final;
   void validate_shard(std::span<const uint8_t> compressed, uint64_t raw_bytes) const final;
   void decompress_shard(std::span<const uint8_t> compressed, std::span<uint8_t> raw) const final;
 

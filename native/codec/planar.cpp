@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include "codec/bfloat16_fields.hpp"
 #include "simd/kernels.hpp"
@@ -67,21 +68,30 @@ EncodedMatrix PlanarCodec::encode(std::span<const uint16_t> weights, MatrixShape
   }
   if (parameters.shards == 0) throw std::invalid_argument("the number of shards must be at least 1");
 
-  std::vector<uint8_t> exponent(weights.size());
   std::vector<uint8_t> sign_mantissa(weights.size());
-  split(weights, exponent, sign_mantissa);
   std::vector<uint8_t> compressed;
   std::vector<uint32_t> shard_bytes;
+  // One shard after the other through two small buffers, because the plane of a whole embedding is large.
+  std::vector<uint8_t> exponent;
+  std::unique_ptr<uint8_t[]> shard_out;
+  uint64_t shard_out_bytes = 0;
   for (uint64_t shard = 0; shard < parameters.shards; ++shard) {
     const RowRange rows = shard_rows(shape.rows, parameters.shards, shard);
-    const size_t before = compressed.size();
-    if (rows.begin < rows.end) {
-      compress_shard(std::span(exponent).subspan(rows.begin * shape.columns, (rows.end - rows.begin) * shape.columns),
-                     parameters, compressed);
-    }
-    const size_t bytes = compressed.size() - before;
-    if (bytes > std::numeric_limits<uint32_t>::max()) {
-      throw std::invalid_argument("a shard exceeds 4 GiB: use more shards");
+    const uint64_t begin = rows.begin * shape.columns;
+    const uint64_t count = (rows.end - rows.begin) * shape.columns;
+    uint64_t bytes = 0;
+    if (count > 0) {
+      exponent.resize(count);
+      split(weights.subspan(begin, count), exponent, std::span(sign_mantissa).subspan(begin, count));
+      if (const uint64_t bound = compressed_bytes_max(count); bound > shard_out_bytes) {
+        shard_out = std::make_unique_for_overwrite<uint8_t[]>(bound);
+        shard_out_bytes = bound;
+      }
+      bytes = compress_shard(exponent, parameters, {shard_out.get(), shard_out_bytes});
+      if (bytes > std::numeric_limits<uint32_t>::max()) {
+        throw std::invalid_argument("a shard exceeds 4 GiB: use more shards");
+      }
+      compressed.insert(compressed.end(), shard_out.get(), shard_out.get() + bytes);
     }
     shard_bytes.push_back(static_cast<uint32_t>(bytes));
   }

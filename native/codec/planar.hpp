@@ -25,9 +25,13 @@ class PlanarCodec : public Codec {
   RowRange split_at(const MatrixView& matrix, uint64_t row) const final;
 
  protected:
-  // Appends the compressed form of `raw` (not empty) to `out`.
-  virtual void compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
-                              std::vector<uint8_t>& out) const = 0;
+  // Upper bound of the compressed bytes of a shard. Throws std::invalid_argument for more than the library can take.
+  virtual uint64_t compressed_bytes_max(uint64_t raw_bytes) const = 0;
+
+  // Compresses `raw` (not empty) to the start of `out`, which has compressed_bytes_max() bytes; returns how many it
+  // took.
+  virtual uint64_t compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
+                                  std::span<uint8_t> out) const = 0;
 
   // Throws FormatError when `compressed` cannot be the form of `raw_bytes` bytes, as far as that is cheap to see.
   virtual void validate_shard(std::span<const uint8_t> compressed, uint64_t raw_bytes) const = 0;

@@ -38,8 +38,10 @@ ZSTD_DCtx* thread_decompressor() {
 
 std::string ZstdCodec::unavailable_reason() const { return {}; }
 
-void ZstdCodec::compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
-                               std::vector<uint8_t>& out) const {
+uint64_t ZstdCodec::compressed_bytes_max(uint64_t raw_bytes) const { return ZSTD_compressBound(raw_bytes); }
+
+uint64_t ZstdCodec::compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
+                                   std::span<uint8_t> out) const {
   if (parameters.level < ZSTD_minCLevel() || parameters.level > ZSTD_maxCLevel()) {
     throw std::invalid_argument("zstd: level " + std::to_string(parameters.level) + " is not in " +
                                 std::to_string(ZSTD_minCLevel()) + ".." + std::to_string(ZSTD_maxCLevel()));
@@ -51,12 +53,7 @@ void ZstdCodec::compress_shard(std::span<const uint8_t> raw, const EncodeParamet
     // The header calls the value ZSTD_lcm_huffman in old releases and ZSTD_ps_enable in newer ones.
     set(context.get(), ZSTD_c_literalCompressionMode, 1);
   }
-  const size_t before = out.size();
-  out.resize(before + ZSTD_compressBound(raw.size()));
-  const size_t bytes =
-      checked(ZSTD_compress2(context.get(), out.data() + before, out.size() - before, raw.data(), raw.size()),
-              "compression failed");
-  out.resize(before + bytes);
+  return checked(ZSTD_compress2(context.get(), out.data(), out.size(), raw.data(), raw.size()), "compression failed");
 }
 
 void ZstdCodec::validate_shard(std::span<const uint8_t> compressed, uint64_t raw_bytes) const {
@@ -92,7 +89,9 @@ namespace zipmoe {
 std::string ZstdCodec::unavailable_reason() const { return "built without the zstd library"; }
 
 // PlanarCodec asks for the reason first, so none of these is ever entered.
-void ZstdCodec::compress_shard(std::span<const uint8_t>, const EncodeParameters&, std::vector<uint8_t>&) const {
+uint64_t ZstdCodec::compressed_bytes_max(uint64_t) const { throw UnknownCodec(unavailable_reason()); }
+
+uint64_t ZstdCodec::compress_shard(std::span<const uint8_t>, const EncodeParameters&, std::span<uint8_t>) const {
   throw UnknownCodec(unavailable_reason());
 }
 

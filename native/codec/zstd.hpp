@@ -11,8 +11,9 @@ class ZstdCodec final : public PlanarCodec {
   std::string unavailable_reason() const override;
 
  protected:
-  void compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
-                      std::vector<uint8_t>& out) const override;
+  uint64_t compressed_bytes_max(uint64_t raw_bytes) const override;
+  uint64_t compress_shard(std::span<const uint8_t> raw, const EncodeParameters& parameters,
+                          std::span<uint8_t> out) const override;
   void validate_shard(std::span<const uint8_t> compressed, uint64_t raw_bytes) const override;
   void decompress_shard(std::span<const uint8_t> compressed, std::span<uint8_t> raw) const override;
 };

@@ -49,6 +49,8 @@ class Reader {
   // Queues one read; blocks while the queue is full. Every submitted read is completed exactly once, if need be with an
   // error. Must not be called from a sink.
   virtual void submit(const ReadJob& job) = 0;
+  // What has been submitted and not yet begun is completed with ECANCELED; reads under way go on.
+  virtual void cancel() noexcept = 0;
   virtual ReadCounters counters() const = 0;
   // "direct" or "buffered".
   virtual std::string mode() const = 0;

@@ -54,6 +54,13 @@ void ThreadPoolReader::submit(const ReadJob& job) {
   work_available_.notify_all();
 }
 
+void ThreadPoolReader::cancel() noexcept {
+  std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<Pending>& pending : queue_) {
+    if (pending->error_number == 0) pending->error_number = ECANCELED;
+  }
+}
+
 void ThreadPoolReader::serve() {
   std::unique_lock lock(mutex_);
   for (;;) {

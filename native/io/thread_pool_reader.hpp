@@ -31,6 +31,7 @@ class ThreadPoolReader final : public Reader {
   ~ThreadPoolReader() override;
 
   void submit(const ReadJob& job) override;
+  void cancel() noexcept override;
   ReadCounters counters() const override;
   std::string mode() const override;
   std::string fallback_reason() const override;

@@ -26,6 +26,7 @@ ExpertRequest::ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vect
 }
 
 ExpertRequest::~ExpertRequest() {
+  if (reading_ > 0) loader_.cancel();
   while (reading_ > 0) {
     if (const auto outcome = loader_.wait(std::chrono::milliseconds(1000))) settle(*outcome);
   }
@@ -107,7 +108,7 @@ RequestStep ExpertRequest::next(std::chrono::milliseconds timeout) {
   release_current();
   const auto begin = std::chrono::steady_clock::now();
   const auto deadline = begin + timeout;
-  while (const auto outcome = loader_.wait(std::chrono::milliseconds(0))) settle(*outcome);
+  while (const auto outcome = loader_.poll()) settle(*outcome);
   for (;;) {
     if (failure_) throw RecordError(failure_->fault, failed_record_, failure_->message);
     if (left_ == 0) return {RequestStep::Kind::finished};

@@ -25,7 +25,7 @@ class ExpertRequest {
  public:
   // `records` must be distinct. Pins the hits and starts as many reads as there are slots.
   ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vector<RecordIndex> records, HandOutOrder order);
-  // Waits for the reads under way; what arrived intact stays resident.
+  // Cancels reads that have not begun and waits for the others; what arrived intact stays resident.
   ~ExpertRequest();
   ExpertRequest(const ExpertRequest&) = delete;
   ExpertRequest& operator=(const ExpertRequest&) = delete;

@@ -52,7 +52,18 @@ std::optional<LoadFailure> RecordLoader::examine(const ReadCompletion& completio
 
 std::optional<LoadOutcome> RecordLoader::wait(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  if (!arrived_.wait_for(lock, timeout, [this] { return !outcomes_.empty(); })) return std::nullopt;
+  arrived_.wait_for(lock, timeout, [this] { return !outcomes_.empty(); });
+  return take_first();
+}
+
+// A wait without time would still pass through the kernel, and its timer slack.
+std::optional<LoadOutcome> RecordLoader::poll() {
+  std::lock_guard lock(mutex_);
+  return take_first();
+}
+
+std::optional<LoadOutcome> RecordLoader::take_first() {
+  if (outcomes_.empty()) return std::nullopt;
   LoadOutcome outcome = std::move(outcomes_.front());
   outcomes_.pop_front();
   --outstanding_;

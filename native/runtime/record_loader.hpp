@@ -36,6 +36,10 @@ class RecordLoader final : public ReadSink {
   void start(RecordIndex record, uint8_t* destination);
   // The next outcome, in order of completion; nothing if none arrived in time.
   std::optional<LoadOutcome> wait(std::chrono::milliseconds timeout);
+  // The next outcome if there is one now.
+  std::optional<LoadOutcome> poll();
+  // Loads that have not begun fail soon; their outcomes must still be taken.
+  void cancel() noexcept { reader_->cancel(); }
   // Loads started whose outcome has not been taken.
   uint64_t outstanding() const;
 
@@ -44,6 +48,7 @@ class RecordLoader final : public ReadSink {
   const Reader& reader() const { return *reader_; }
 
  private:
+  std::optional<LoadOutcome> take_first();
   std::optional<LoadFailure> examine(const ReadCompletion& completion) const noexcept;
 
   const RecordTable& table_;

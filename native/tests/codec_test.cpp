@@ -10,6 +10,8 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "codec/bfloat16_fields.hpp"
@@ -325,6 +327,32 @@ void test_arguments() {
   }
 }
 
+// Codecs are shared by all threads; each decodes the units that are its own, all into one output.
+void test_threads() {
+  const Matrix matrix = gaussian({257, 640}, 9);
+  for (const OperatingPoint& point : kOperatingPoints) {
+    if (!available(point.codec)) continue;
+    const Stored stored = store(find_codec(point.codec), matrix, point.parameters);
+    std::vector<uint16_t> out(matrix.weights.size());
+    std::vector<std::thread> threads;
+    for (uint64_t thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&, thread] {
+        uint64_t number = 0;
+        for (uint64_t row = 0; row < matrix.shape.rows; ++number) {
+          const RowRange unit = stored.codec->split_at(stored.view(), row);
+          if (number % 4 == thread) {
+            stored.codec->decode_rows(stored.view(), unit.begin, unit.end, &out[unit.begin * matrix.shape.columns],
+                                      best_instruction_set());
+          }
+          row = unit.end;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    assert(out == matrix.weights);
+  }
+}
+
 void test_checksum() {
   // Values of the reference implementation.
   assert(xxh3_64({}) == 0x2d06800538d394c2);
@@ -342,5 +370,6 @@ int main() {
   zipmoe::test_arguments();
   zipmoe::test_round_trips();
   zipmoe::test_damage();
+  zipmoe::test_threads();
   std::puts("codec_test: all passed");
 }

@@ -129,6 +129,22 @@ void test_reader_reports_short_files_and_completes_what_is_queued_when_it_ends()
   }
 }
 
+void test_cancelled_reads_are_completed() {
+  TemporaryFolder folder;
+  write_file(folder.file("a"), random_bytes(64 * 4096, 4));
+  CollectingSink sink;
+  ThreadPoolReader reader({folder.file("a")},
+                          {.threads = 1, .chunk_bytes = 4096, .queue_capacity = 64, .mode = IoMode::automatic});
+  AlignedBuffer buffer(64 * 4096);
+  for (uint64_t i = 0; i < 10; ++i) reader.submit({0, 0, 64 * 4096, buffer.data(), i, &sink});
+  reader.cancel();
+  for (const ReadCompletion& completion : sink.wait_for(10)) {
+    CHECK(completion.error_number == ECANCELED || (completion.error_number == 0 && completion.bytes == 64 * 4096));
+  }
+  reader.submit({0, 0, 4096, buffer.data(), 10, &sink});  // later reads are not affected
+  CHECK(sink.wait_for(11).back().error_number == 0);
+}
+
 // --- cache
 
 void test_lru_evicts_the_longest_unused() {
@@ -234,6 +250,7 @@ int main() {
   zipmoe::test_source_file_reads_up_to_the_end();
   zipmoe::test_reader_cuts_reads_into_chunks_and_completes_each_once();
   zipmoe::test_reader_reports_short_files_and_completes_what_is_queued_when_it_ends();
+  zipmoe::test_cancelled_reads_are_completed();
   zipmoe::test_lru_evicts_the_longest_unused();
   zipmoe::test_cache_slots_pins_and_size_classes();
   zipmoe::test_cache_shrinks_to_the_most_recent_and_grows_again();

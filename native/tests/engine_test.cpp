@@ -256,11 +256,24 @@ void test_a_truncated_file_is_reported() {
   CHECK(EXPECT_ERROR(RecordError, run_request(engine, model, {3})).fault() == RecordFault::truncated);
 }
 
-// Passes reads on, except that chosen records fail, and holds completions back until told to go.
+// Passes reads on, except that chosen records fail, and that completions can be held back.
 class FaultyReader final : public Reader, public ReadSink {
  public:
   explicit FaultyReader(std::unique_ptr<Reader> inner) : inner_(std::move(inner)) {}
   void fail(uint64_t tag, int error_number) { failures_.emplace_back(tag, error_number); }
+  void hold() {
+    std::lock_guard lock(mutex_);
+    holding_ = true;
+  }
+  void let_go() {
+    std::vector<ReadCompletion> held;
+    {
+      std::lock_guard lock(mutex_);
+      holding_ = false;
+      held.swap(held_);
+    }
+    for (const ReadCompletion& completion : held) sink_->read_completed(completion);
+  }
 
   void submit(const ReadJob& job) override {
     {
@@ -271,6 +284,7 @@ class FaultyReader final : public Reader, public ReadSink {
     redirected.sink = this;
     inner_->submit(redirected);
   }
+  void cancel() noexcept override { inner_->cancel(); }
   void read_completed(const ReadCompletion& completion) noexcept override {
     ReadCompletion changed = completion;
     ReadSink* sink = nullptr;
@@ -278,6 +292,10 @@ class FaultyReader final : public Reader, public ReadSink {
       std::lock_guard lock(mutex_);
       for (const auto& [tag, error_number] : failures_) {
         if (tag == completion.tag) changed.error_number = error_number;
+      }
+      if (holding_) {
+        held_.push_back(changed);
+        return;
       }
       sink = sink_;
     }
@@ -290,15 +308,48 @@ class FaultyReader final : public Reader, public ReadSink {
  private:
   std::mutex mutex_;
   ReadSink* sink_ = nullptr;
+  bool holding_ = false;
+  std::vector<ReadCompletion> held_;
   std::vector<std::pair<uint64_t, int>> failures_;
   std::unique_ptr<Reader> inner_;
 };
 
+std::unique_ptr<FaultyReader> faulty_reader(const PackedModel& model, const EngineOptions& options) {
+  return std::make_unique<FaultyReader>(
+      std::make_unique<ThreadPoolReader>(std::vector<std::string>{model.path()}, options.reader));
+}
+
+void test_waiting_ends_in_time_and_resumes() {
+  const PackedModel model("fx3", 8, 1);
+  const EngineOptions options = model.options(3);
+  auto owned = faulty_reader(model, options);
+  FaultyReader& reader = *owned;
+  Engine engine(model.table(), options, std::move(owned));
+  load_dense(engine);
+  run_request(engine, model, {4});
+  reader.hold();
+  engine.begin_request({1, 4}, HandOutOrder::as_available);
+  CHECK(engine.next_expert(0ms).position == 1);  // the hit does not wait for the disk
+  CHECK(engine.next_expert(0ms).kind == RequestStep::Kind::waiting);
+  CHECK(engine.next_expert(20ms).kind == RequestStep::Kind::waiting);
+  reader.let_go();
+  CHECK(engine.next_expert(10000ms).position == 0);
+  CHECK(engine.next_expert(0ms).kind == RequestStep::Kind::finished);
+  engine.end_request();
+  CHECK(engine.counters().wait_seconds >= 0.02);
+  // Left while its reads are under way: the end waits for them, and nothing is lost or hangs.
+  reader.hold();
+  engine.begin_request({0, 2, 3, 5, 6}, HandOutOrder::ascending);
+  std::thread disk([&] { reader.let_go(); });
+  engine.end_request();
+  disk.join();
+  CHECK(run_request(engine, model, {0, 1, 2, 3, 4, 5, 6, 7}).size() == 8);
+}
+
 void test_an_io_error_is_reported_and_the_engine_stays_usable() {
   const PackedModel model("fx3", 8, 1);
   const EngineOptions options = model.options(3);
-  auto reader = std::make_unique<FaultyReader>(
-      std::make_unique<ThreadPoolReader>(std::vector<std::string>{model.path()}, options.reader));
+  auto reader = faulty_reader(model, options);
   reader->fail(6, EIO);
   Engine engine(model.table(), options, std::move(reader));
   load_dense(engine);
@@ -402,6 +453,7 @@ int main() {
   zipmoe::test_a_corrupt_record_is_named_and_the_rest_stays_usable();
   zipmoe::test_without_checksums_an_invalid_encoding_is_still_found();
   zipmoe::test_a_truncated_file_is_reported();
+  zipmoe::test_waiting_ends_in_time_and_resumes();
   zipmoe::test_an_io_error_is_reported_and_the_engine_stays_usable();
   zipmoe::test_misuse_is_refused();
   zipmoe::test_record_table_refuses_contradictions();

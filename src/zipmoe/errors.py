@@ -102,6 +102,10 @@ class BudgetError(ZipMoEError):
 class BudgetTooSmallError(BudgetError):
     """The budget is below the floor; the message itemises what the floor consists of."""
 
+    def __init__(self, message: str, *, floor_bytes: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.floor_bytes = floor_bytes
+
 
 class BudgetExceededError(BudgetError):
     """A reservation at run time does not fit into what is left of the budget."""

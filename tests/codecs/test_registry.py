@@ -83,11 +83,13 @@ def test_refused_settings(options: tuple, message: str) -> None:
 
 def test_large_matrices_get_more_shards() -> None:
     settings = CodecSettings("zstd", 3, 4)
-    assert registry.matrix_shards(settings, 1408, 2048) == 4
-    shards = registry.matrix_shards(settings, 151936, 2048)
-    assert (151936 // shards) * 2048 <= registry.SHARD_RAW_BYTES_MAX < (151936 // (shards - 2)) * 2048
-    assert registry.matrix_shards(settings, 3, 2**30) == 4
-    assert registry.matrix_shards(CodecSettings("fx3", None, 1), 151936, 2048) == 1
+    assert registry.dense_shards(settings, 1000, 2048) == 4
+    assert registry.dense_shards(settings, 2816, 2048) == 6
+    shards = registry.dense_shards(settings, 151936, 2048)
+    assert shards == 297  # 512 rows of 2048 in a shard of 1 MiB
+    assert registry.dense_shards(settings, 3, 2**30) == 4
+    assert registry.dense_shards(CodecSettings("zstd", 3, 500), 151936, 2048) == 500
+    assert registry.dense_shards(CodecSettings("fx3", None, 1), 151936, 2048) == 1
 
 
 def test_checksum_equals_the_reference_implementation() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-
-
-import zipmoe
 from fake_engine import FakeEngine
 from representative_models import TINY_MODELS, TinyModel
+
+import zipmoe
 from zipmoe.store.manifest import CodecSettings
 from zipmoe.store.pack import pack
 

@@ -35,9 +35,9 @@ class TinyModel:
         model = getattr(transformers, self.architecture)._from_config(self.config(), dtype=torch.bfloat16)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if parameter.ndim == 1 and "norm" not in name:  # biases are initialised to zero and would hide mistakes
-                    parameter.normal_(0, 0.1)
-                elif name.endswith(("w1", "v1", "w2")) or "experts" in name or "_linear" in name:
+                # Biases are initialised to zero, which would hide mistakes; some families initialise experts that way.
+                is_bias = parameter.ndim == 1 and "norm" not in name
+                if is_bias or any(part in name for part in ("experts", "_linear", ".w1", ".v1", ".w2")):
                     parameter.normal_(0, 0.1)
         return model.eval()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from representative_models import TINY_MODELS
 
 import zipmoe
-from representative_models import TINY_MODELS
 
 ORDERS = [None, "eager"]
 

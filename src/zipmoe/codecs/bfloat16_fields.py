@@ -1,4 +1,4 @@
-"""The two byte planes of BF16 weights: the NumPy reference of native/codec/bfloat16_fields (docs/format.md, section 4).
+"""The two byte planes of BF16 weights: NumPy reference of native/codec/bfloat16_fields (docs/format.md, "BF16 fields").
 
 ``e`` is the exponent and ``sm = mantissa << 1 | sign``, so that ``bf16 = rotate_right16(e << 8 | sm, 1)``.
 """

@@ -1,4 +1,4 @@
-"""FX3 in NumPy: the reference of the bit layout (docs/format.md, section 6) and the oracle of the native kernels.
+"""FX3 in NumPy: the reference of the bit layout (docs/format.md, "FX3") and the oracle of the native kernels.
 
 :func:`encode` gives the same bytes as the native encoder. Both functions are written for clarity, not speed.
 """

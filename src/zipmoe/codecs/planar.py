@@ -1,4 +1,4 @@
-"""Planar codecs in NumPy: the reference of the layout of their sections (docs/format.md, section 5).
+"""Planar codecs in NumPy: the reference of the layout of their sections (docs/format.md, "Planar codecs").
 
 The compressor is a parameter, so that the reference depends neither on a compression library nor on the native core.
 """

@@ -16,8 +16,8 @@ HUFFMAN_LEVEL = "huf"
 """zstd without match finding, entropy coding forced on: the smallest and fastest point for exponents."""
 DEFAULT_SHARDS = 4
 SHARDS_MAX = 1024
-SHARD_RAW_BYTES_MAX = 8 * 1024 * 1024
-"""Exponent bytes per shard above which :func:`matrix_shards` cuts further."""
+DENSE_SHARD_BYTES = 1 << 20
+"""Exponent bytes per shard of a dense matrix, at most (or one row): one row of an embedding then decodes quickly."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,15 @@ def encode_level(settings: CodecSettings) -> tuple[int, bool]:
     return int(settings.level or 0), False
 
 
-def matrix_shards(settings: CodecSettings, rows: int, columns: int) -> int:
-    """Shards to encode a matrix of this shape with: ``settings.shards``, or more for a very large matrix.
+def dense_shards(settings: CodecSettings, rows: int, columns: int) -> int:
+    """Shards to encode a dense matrix of this shape with.
 
-    More keep shards below 8 MiB of exponents: a shard is what must be decompressed to reach one row of an embedding,
-    and what a partial decode needs as scratch memory. Codecs without shards get 1.
+    That is ``settings.shards``, but at least one per MiB of exponents: a shard is what must be decompressed to reach one
+    row of an embedding, and what partial decoding needs as scratch memory. Codecs without shards get 1.
     """
     if not get_codec(settings.name).separable:
         return 1
-    rows_per_shard = max(SHARD_RAW_BYTES_MAX // columns, 1)
+    rows_per_shard = max(DENSE_SHARD_BYTES // columns, 1)
     return max(settings.shards, -(-rows // rows_per_shard))
 
 

@@ -12,9 +12,11 @@ from zipmoe.engine.byte_quantity import format_bytes, parse_bytes
 from zipmoe.engine.kv_cache import kv_cache_bytes
 from zipmoe.engine.limits import MemoryLimit, detect_limits
 from zipmoe.engine.memory_usage import resident_bytes
+from zipmoe.engine.workspace import DEFAULT_STEP_TOKENS, WORKSPACE_BYTES, workspace_bytes
 from zipmoe.errors import BudgetExceededError, InvalidArgumentError
 
 __all__ = [
+    "WORKSPACE_BYTES",
     "MemoryBudget",
     "MemoryLimit",
     "budget_bytes",
@@ -47,19 +49,7 @@ DEFAULT_CONTEXT_TOKENS = 2048
 pool.
 """
 
-DEFAULT_STEP_TOKENS = 512
-"""Tokens of one step (prompt length times batch) that the workspace is reserved for at start; longer prompts reserve
-more when they come (``Engine.account`` with ``workspace_bytes``)."""
-
 PAGE_BYTES = 4096
-
-WORKSPACE_BYTES = 128 << 20
-"""Activations, logits and allocator slack of a step with few tokens; libraries that are loaded late (first use of a
-kernel); thread stacks, page tables and the pages that buffered reads hold for a moment."""
-
-WORKSPACE_HIDDEN_COPIES = 24
-"""Live intermediate values of one layer per token, in units of the hidden size: residual, normed input, q, k, v,
-attention output, router, the sorted rows of top-k experts and their outputs."""
 
 
 class MemoryBudget:
@@ -169,26 +159,6 @@ def budget_bytes(memory: str | int | None, limits: list[MemoryLimit] | None = No
     return total
 
 
-def workspace_bytes(config: Any | None, step_tokens: int) -> int:
-    """Reserve for activations of a step with ``step_tokens`` tokens over all sequences.
-
-    Args:
-        config: Transformers config of the model; None for the base reserve alone.
-        step_tokens: tokens of the longest prompt that is processed at once, times the batch.
-    """
-    if config is None:
-        return WORKSPACE_BYTES
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    hidden = int(getattr(text, "hidden_size", None) or getattr(text, "d_model", None) or 4096)
-    intermediate = getattr(text, "intermediate_size", None) or 4 * hidden
-    if isinstance(intermediate, (list, tuple)):
-        intermediate = max(intermediate)
-    vocabulary = int(getattr(text, "vocab_size", None) or 0)
-    # One row of logits is kept in BF16 and FP32 while sampling; all other values are BF16.
-    values_per_token = WORKSPACE_HIDDEN_COPIES * hidden + 3 * int(intermediate)
-    return WORKSPACE_BYTES + 8 * vocabulary + 2 * step_tokens * values_per_token
-
-
 def plan_budget(
     memory: str | int | None,
     *,
@@ -218,7 +188,7 @@ def plan_budget(
     ledger = {PROCESS: resident_bytes(), UNPACKED: unpacked_bytes}
     if config is not None:
         tokens = context_tokens if context_tokens is not None else _default_context_tokens(config)
-        ledger[KV_CACHE] = kv_cache_bytes(config, tokens * batch)
+        ledger[KV_CACHE] = kv_cache_bytes(config, tokens * batch, batch)
         ledger[WORKSPACE] = workspace_bytes(config, min(tokens, DEFAULT_STEP_TOKENS) * batch)
     return MemoryBudget(budget_bytes(memory, limits), ledger)
 

@@ -117,7 +117,7 @@ class Engine:
             self.close()
             raise
 
-    def _open_native(self, slots: Sequence[int], io_mode: str) -> Any:
+    def _open_native(self, slots: Sequence[int], io_mode: str) -> _native.Engine:
         class_of_record = [-1] * len(self._catalogue.records)
         for number, shape in enumerate(self._plan.size_classes):
             for group in shape.groups:

@@ -120,6 +120,7 @@ class MemoryPlan:
             raise BudgetTooSmallError(
                 f"a budget of {format_bytes(budget.total_bytes)} is below this model's floor of "
                 f"{format_bytes(floor_total)}: {itemise(floor)} ({slots} experts)",
+                floor_bytes=floor_total,
                 hint=f"give at least {math.ceil(floor_total / 1e7) / 100:.2f}GB, or reserve less context",
             )
         for name, count in fixed.items():

@@ -39,27 +39,23 @@ class _BudgetWatch:
         new_tokens = _new_tokens(args, kwargs)
         self._reserve_workspace(new_tokens)
         if kwargs.get("use_cache") is not False:
-            self._reserve_cache(kwargs.get("past_key_values"), new_tokens)
+            self._reserve_cache(sum(cache_bytes(value) for value in kwargs.values() if _is_cache(value)), new_tokens)
 
     def _reserve_workspace(self, new_tokens: int) -> None:
         needed = max(self._initial[WORKSPACE], workspace_bytes(self._config, new_tokens))
         if needed != self._engine.budget.reserved(WORKSPACE):
             self._engine.account(WORKSPACE, needed)
 
-    def _reserve_cache(self, cache: Any, new_tokens: int) -> None:
-        held = cache_bytes(cache) if cache is not None else 0
+    def _reserve_cache(self, held: int, new_tokens: int) -> None:
         needed = held + new_tokens * self._token_bytes
-        reserved = self._engine.budget.reserved(KV_CACHE)
-        if needed <= reserved:
-            if (
-                held == 0 and needed <= self._initial[KV_CACHE] < reserved
-            ):  # a new sequence: the last one's cache is gone
-                self._engine.account(KV_CACHE, self._initial[KV_CACHE])
-            return
-        try:
-            self._engine.account(KV_CACHE, max(needed, reserved + GROWTH_TOKENS * self._token_bytes))
-        except BudgetExceededError:
-            self._engine.account(KV_CACHE, needed)
+        initial, reserved = self._initial[KV_CACHE], self._engine.budget.reserved(KV_CACHE)
+        if needed > reserved:
+            try:
+                self._engine.account(KV_CACHE, max(needed, reserved + GROWTH_TOKENS * self._token_bytes))
+            except BudgetExceededError:
+                self._engine.account(KV_CACHE, needed)
+        elif held == 0 and needed <= initial < reserved:  # a new sequence: the cache of the last one is gone
+            self._engine.account(KV_CACHE, initial)
 
 
 def cache_bytes(cache: Any) -> int:
@@ -80,6 +76,13 @@ def cache_bytes(cache: Any) -> int:
         elif type(item).__module__.startswith("transformers.") and not isinstance(item, nn.Module):
             pending.extend(value for name, value in vars(item).items() if "config" not in name)
     return total
+
+
+def _is_cache(value: Any) -> bool:
+    """Whether an argument is a cache object; the name of the argument has changed between versions of Transformers."""
+    return any(
+        base.__name__.endswith("Cache") and base.__module__.startswith("transformers.") for base in type(value).__mro__
+    )
 
 
 def _new_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

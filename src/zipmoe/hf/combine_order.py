@@ -7,11 +7,13 @@ once. ``eager`` adds them one expert after the other, in ascending expert id, ro
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 from zipmoe.errors import UnsupportedOperationError
 
 EXPERTS_IMPLEMENTATION = "zipmoe"
-"""Value of ``experts_implementation`` in the config.json of a packed folder; combines as ``grouped_mm`` does."""
+"""Value of ``experts_implementation`` in the config.json of a packed folder: Transformers without ZipMoE refuses it. It
+stands for the family's default order."""
 
 
 class CombineOrder(Enum):
@@ -21,23 +23,37 @@ class CombineOrder(Enum):
     EAGER = "eager"
 
 
-_ORDERS = {
-    EXPERTS_IMPLEMENTATION: CombineOrder.GROUPED_MM,
-    "grouped_mm": CombineOrder.GROUPED_MM,
-    "eager": CombineOrder.EAGER,
-}
-
-
 def combine_order(experts_implementation: str | None) -> CombineOrder:
-    """The combine order that ``config._experts_implementation`` stands for.
+    """The combine order that ``config._experts_implementation`` names.
 
     Raises:
         UnsupportedOperationError: it names an implementation whose bits ZipMoE does not reproduce.
     """
-    order = _ORDERS.get(EXPERTS_IMPLEMENTATION if experts_implementation is None else experts_implementation)
-    if order is None:
+    try:
+        return CombineOrder(experts_implementation)
+    except ValueError:
         raise UnsupportedOperationError(
             f"experts_implementation={experts_implementation!r} cannot compute on packed experts",
-            hint='use "zipmoe" or "grouped_mm" (the default combine order of Transformers), or "eager"',
-        )
-    return order
+            hint='use "grouped_mm" or "eager", or "zipmoe" for the default of the model\'s family',
+        ) from None
+
+
+def resolve_experts_implementation(model: Any, requested: str | None) -> str:
+    """What ``requested`` means for ``model`` (a PreTrainedModel): ``"zipmoe"`` and None are its family's default.
+
+    Raises:
+        UnsupportedOperationError: it cannot compute on packed experts.
+    """
+    default = requested is None or requested == EXPERTS_IMPLEMENTATION
+    return combine_order(model.get_correct_experts_implementation(None) if default else requested).value
+
+
+def resolve_all_experts_implementations(model: Any) -> None:
+    """Let the configurations in ``model`` name the combine order that plain Transformers would use."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_experts_implementation_internal"):
+            owner = module if hasattr(module, "get_correct_experts_implementation") else model
+            # The internal attribute: the public one would set all sub-configurations at once.
+            requested = config._experts_implementation_internal
+            config._experts_implementation_internal = resolve_experts_implementation(owner, requested)

@@ -46,17 +46,16 @@ class EngineSlot:
             handle = self._groups[path] = self.engine.group(path)
         return handle
 
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        raise UnsupportedOperationError(
-            "a packed model cannot be copied: its weights live in the memory that one engine owns",
-            hint="load the folder a second time instead",
-        )
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy()
 
-    def __reduce__(self) -> NoReturn:
-        raise UnsupportedOperationError(
-            "a packed model cannot be pickled: its weights live in the memory that one engine owns",
-            hint="use model.save_pretrained(folder), or copy the packed folder",
-        )
+
+def refuse_copy() -> NoReturn:
+    """Raise UnsupportedOperationError: what ``copy.deepcopy`` and ``pickle`` of packed objects do."""
+    raise UnsupportedOperationError(
+        "a packed model cannot be copied or pickled: its weights live in the memory that one engine owns",
+        hint="load the folder a second time; to store it, use model.save_pretrained(folder)",
+    )
 
 
 def refuse_gradients(inputs: torch.Tensor) -> None:

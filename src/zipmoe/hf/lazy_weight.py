@@ -108,7 +108,7 @@ class LazyWeight(torch.Tensor):
                 return func(*args, **(kwargs or {}))
         if func in _ITSELF:
             return args[0]
-        _refuse_writes(func, args)
+        _refuse_writes(func, args or tuple((kwargs or {}).values()))
         # Products of torch choose their kernel also by whether an operand requires a gradient, even where none is
         # recorded: the decoded weight does, as the parameter did. Nothing is recorded.
         with torch.no_grad():

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 from torch import nn
 
-from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH
+from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH, UNPACKED
 from zipmoe.engine.engine import Engine
 from zipmoe.errors import UnsupportedOperationError
-from zipmoe.hf.combine_order import combine_order
+from zipmoe.hf.combine_order import combine_order, resolve_experts_implementation
 from zipmoe.hf.dynamic_class import dynamic_class
-from zipmoe.hf.engine_slot import refuse_gradients
+from zipmoe.hf.engine_opening import WIDENED, widened_bytes
+from zipmoe.hf.engine_slot import refuse_copy, refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.lazy_weight import LazyWeight
@@ -51,6 +52,9 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
                 refuse_gradients(value)
         with torch.no_grad():
             return super().__call__(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -94,15 +98,16 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
         return resized
 
     def set_experts_implementation(self, experts_implementation: str | dict[str, str]) -> None:
-        """Switch the combine order: "zipmoe" or "grouped_mm" (the default order), or "eager".
+        """Switch the combine order: "grouped_mm", "eager", or "zipmoe" for the family's default.
 
         Raises:
             UnsupportedOperationError: any other implementation.
         """
-        named = experts_implementation if isinstance(experts_implementation, dict) else {"": experts_implementation}
-        for name in named.values():
-            combine_order(name)
-        super().set_experts_implementation(experts_implementation)
+        if isinstance(experts_implementation, dict):
+            resolved: Any = {k: resolve_experts_implementation(self, v) for k, v in experts_implementation.items()}
+        else:
+            resolved = resolve_experts_implementation(self, experts_implementation)
+        super().set_experts_implementation(resolved)
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """Number of parameters, packed ones included (they are never trainable)."""
@@ -121,6 +126,15 @@ class PackedModel(PackedSubModel):
         """What runs: codec, mode, combine order, instruction set, I/O backend, budget and pool."""
         order = combine_order(self.config.get_text_config()._experts_implementation)
         return self.zipmoe_engine.mode_line(self.zipmoe_mode, order.value)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        target, present = require_exact_conversion(fn, self.dtype), self.dtype
+        if target == torch.float32 and present != torch.float32:
+            tensors = (*self.parameters(), *self.buffers())
+            wide = sum(t.numel() * (4 if t.is_floating_point() else t.element_size()) for t in tensors)
+            self.zipmoe_engine.account(UNPACKED, wide)
+            self.zipmoe_engine.account(WIDENED, widened_bytes(self._zipmoe_folder.manifest))
+        return super()._apply(fn, recurse)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Copy the packed folder, with this model's generation configuration.
@@ -150,18 +164,6 @@ class PackedModel(PackedSubModel):
         """Bytes of the unpacked tensors, and of the memory that the engine holds for the packed ones."""
         unpacked: int = super().get_memory_footprint(return_buffers)
         return unpacked + sum(self.zipmoe_engine.budget.reserved(name) for name in (DENSE, SCRATCH, EXPERT_POOL))
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        raise UnsupportedOperationError(
-            "a packed model cannot be copied: its weights live in the memory that one engine owns",
-            hint="load the folder a second time instead",
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise UnsupportedOperationError(
-            "a packed model cannot be pickled: its weights live in the memory that one engine owns",
-            hint="use model.save_pretrained(folder), or copy the packed folder",
-        )
 
 
 def guard_model(model: Any, folder: PackedFolder, engine: Engine, mode: str) -> None:
@@ -199,10 +201,8 @@ def _packed_of(module: nn.Module) -> Iterator[LazyWeight | ExpertParameter]:
 def _packed_parameter_counts(model: nn.Module, exclude_embeddings: bool) -> Iterator[int]:
     seen: set[str] = set()
     for module in model.modules():
-        if exclude_embeddings and isinstance(module, nn.Embedding):
-            continue
+        excluded = exclude_embeddings and isinstance(module, nn.Embedding)
         for held in _packed_of(module):
-            name = held.zipmoe_parameter
-            if name not in seen:  # tied matrices count once
-                seen.add(name)
+            if held.zipmoe_parameter not in seen and not excluded:
                 yield held.numel()
+            seen.add(held.zipmoe_parameter)  # tied matrices count once

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from zipmoe.checkpoint.expert_modules import ExpertModules
 from zipmoe.hf.dynamic_class import dynamic_class
+from zipmoe.hf.engine_slot import refuse_copy
 from zipmoe.hf.expert_parameter import ExpertParameter, ExpertSource
 from zipmoe.hf.packed_module import require_exact_conversion
 
@@ -18,6 +19,9 @@ class PackedExperts(nn.Module):
     """A module that computes with the experts of one group; placed before the family's class by ``become``."""
 
     _zipmoe_source: ExpertSource
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         self._zipmoe_source.dtype = require_exact_conversion(fn, self._zipmoe_source.dtype)

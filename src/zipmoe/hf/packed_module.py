@@ -8,14 +8,14 @@ embeddings) or read ``self.weight`` go on working without an entry in any table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.dynamic_class import dynamic_class
-from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
+from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot, refuse_copy
 from zipmoe.hf.lazy_weight import LazyWeight
 
 
@@ -41,6 +41,9 @@ class PackedModule(nn.Module):
                 f"the packed weight {self._zipmoe_parameter} cannot be replaced",
                 hint="change the original checkpoint and pack it again",
             )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         self._zipmoe_dtype = require_exact_conversion(fn, self._zipmoe_dtype)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from zipmoe.checkpoint.expert_modules import ExpertModules, find_expert_groups, is_interface_module
+from zipmoe.checkpoint.expert_modules import ExpertModules, find_expert_groups
 from zipmoe.errors import ManifestError, UnsupportedOperationError
 from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
 from zipmoe.hf.expert_parameter import ExpertSource
@@ -16,9 +16,6 @@ from zipmoe.hf.packed_embedding import PackedEmbedding
 from zipmoe.hf.packed_linear import PackedLinear
 from zipmoe.hf.packed_module import PackedModule, pack_module
 from zipmoe.store.manifest import DenseMatrix, ExpertGroup, Manifest
-
-UNPACKED_MARK = "_zipmoe_unpacked"
-"""Attribute of interface modules that the folder left unpacked: they compute as in plain Transformers."""
 
 _PACKED_CLASSES: dict[type[nn.Module], type[PackedModule]] = {nn.Linear: PackedLinear, nn.Embedding: PackedEmbedding}
 
@@ -50,9 +47,6 @@ def replace_packed_parameters(model: Any, manifest: Manifest, slot: EngineSlot) 
             _mismatch(model, f"it has no experts at {group.path}")
     if not installed:
         _mismatch(model, "it has none of the packed experts")
-    for module in model.modules():
-        if is_interface_module(module) and not hasattr(module, "_zipmoe_source"):
-            setattr(module, UNPACKED_MARK, True)
     return {
         name
         for matrix in manifest.dense

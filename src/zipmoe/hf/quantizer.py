@@ -19,7 +19,7 @@ from transformers.utils.hub import cached_file
 
 from zipmoe.errors import InvalidArgumentError, NotAPackedFolderError, UnsupportedOperationError
 from zipmoe.hf.budget_watch import watch_budget
-from zipmoe.hf.combine_order import combine_order
+from zipmoe.hf.combine_order import resolve_all_experts_implementations
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.engine_opening import open_engine
 from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
@@ -74,7 +74,7 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
     ) -> None:
         if not checkpoint_files:
             raise NotAPackedFolderError("a packed model can only be loaded from its folder, not from a state dict")
-        combine_order(model.config.get_text_config()._experts_implementation)
+        resolve_all_experts_implementations(model)
         self._folder = PackedFolder.open(_folder_with_manifest(Path(checkpoint_files[0]).parent, model))
         packed = replace_packed_parameters(model, self._folder.manifest, self._slot)
         # Pairs of packed parameters are one matrix of the folder already.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
-from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
+from transformers.integrations.moe import ExpertsInterface
 from transformers.quantizers import auto
 
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import EXPERTS_IMPLEMENTATION
 from zipmoe.hf.configuration import QUANT_METHOD, ZipMoEConfig
-from zipmoe.hf.packed_tree import UNPACKED_MARK
 from zipmoe.hf.quantizer import ZipMoEQuantizer
 
 
@@ -23,17 +21,12 @@ def register() -> None:
     auto.register_quantizer(QUANT_METHOD)(ZipMoEQuantizer)
     # Only configurations of these types pass their loading attributes on to the folder's own configuration.
     auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (*auto.LOADING_ATTRIBUTES_CONFIG_TYPES, ZipMoEConfig)
-    ExpertsInterface.register(EXPERTS_IMPLEMENTATION, _unpacked_experts_forward)
+    # The name must be known for config.json to be accepted. Packed models resolve it while they are loaded.
+    ExpertsInterface.register(EXPERTS_IMPLEMENTATION, _refuse_unpacked_experts)
 
 
-def _unpacked_experts_forward(
-    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-) -> torch.Tensor:
-    """Experts that are not packed: computed as Transformers does by default, inside a packed model only."""
-    if not getattr(self, UNPACKED_MARK, False):
-        raise UnsupportedOperationError(
-            f'experts_implementation="{EXPERTS_IMPLEMENTATION}" needs a packed folder; these experts are not packed',
-            hint="pack the checkpoint (zipmoe pack SRC DST) and load DST",
-        )
-    output: torch.Tensor = grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
-    return output
+def _refuse_unpacked_experts(self: Any, *args: Any) -> NoReturn:
+    raise UnsupportedOperationError(
+        f'experts_implementation="{EXPERTS_IMPLEMENTATION}" needs a packed folder; these experts are not packed',
+        hint="pack the checkpoint (zipmoe pack SRC DST) and load DST",
+    )

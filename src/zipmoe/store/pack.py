@@ -19,6 +19,7 @@ from typing import Any
 from zipmoe._version import __version__
 from zipmoe.checkpoint.expert_reader import ExpertReader
 from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, SourceCheckpoint
+from zipmoe.codecs.registry import dense_shards
 from zipmoe.errors import AlreadyPackedError, InvalidArgumentError, NotEnoughDiskError, PackMismatchError
 from zipmoe.store.durable_files import PARTIAL_SUFFIX, durable_writer, write_json
 from zipmoe.store.guard_tensor import GUARD_SHAPE, guard_tensor_name
@@ -45,7 +46,7 @@ from zipmoe.store.pack_plan import (
     plan_pack,
 )
 from zipmoe.store.plain_shard import file_checksum, group_into_shards, write_plain_shard
-from zipmoe.store.record_encoder import EncodedRecord, damaged_extent, dense_shards, encode_record
+from zipmoe.store.record_encoder import EncodedRecord, damaged_extent, encode_record
 from zipmoe.store.record_shard import RecordShardWriter
 
 RECORD_SHARD_SOURCE_BYTES = 4 << 30

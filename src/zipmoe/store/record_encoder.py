@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from zipmoe import _native
+from zipmoe.codecs.registry import encode_level
 from zipmoe.store.manifest import (
     ALIGNMENT_BYTES,
     SECTION_ALIGNMENT_BYTES,
@@ -22,8 +23,6 @@ from zipmoe.store.record_shard import align
 
 READABLE_TAIL_BYTES = 64
 """Kernels may read this far behind the end of a section."""
-LARGEST_DENSE_SHARD = 1 << 20
-"""Weights per E-chunk shard of a dense matrix, so that one row of an embedding can be decoded cheaply."""
 
 
 @dataclass(frozen=True)
@@ -42,27 +41,14 @@ def bfloat16_bits(matrix: torch.Tensor) -> npt.NDArray[np.uint16]:
     return matrix.contiguous().view(torch.int16).numpy().view(np.uint16)
 
 
-def dense_shards(settings: CodecSettings, rows: int, columns: int) -> int:
-    """Number of E-chunk shards of a block of a dense matrix (1 for codecs without shards)."""
-    if not next(codec.separable for codec in _native.codecs() if codec.name == settings.name):
-        return 1
-    return min(rows, max(settings.shards, -(-rows * columns // LARGEST_DENSE_SHARD)))
-
-
 def encode_record(matrices: list[tuple[str, torch.Tensor]], settings: CodecSettings, shards: int) -> EncodedRecord:
     """Encode named BF16 matrices (rows, columns) into one record.
 
     Extents are aligned to 4096, sections to 64, and 64 zero bytes follow the last section of each extent.
     """
+    level, huffman_only = encode_level(settings)
     encoded = [
-        _native.encode(
-            settings.name,
-            bfloat16_bits(matrix),
-            settings.level if isinstance(settings.level, int) else 0,
-            settings.level == "huf",
-            shards,
-        )
-        for _, matrix in matrices
+        _native.encode(settings.name, bfloat16_bits(matrix), level, huffman_only, shards) for _, matrix in matrices
     ]
     kinds = [kind for kind, _ in encoded[0][0]]
     placements: list[tuple[int, npt.NDArray[np.uint8]]] = []

@@ -1,0 +1,59 @@
+"""Memory that a forward pass needs beside weights and caches: an estimate from the config, with a base reserve.
+
+Calibrated with the 8.1 GB model of the benchmark (hidden size 2048, 4 of 60 experts, shared expert 5632): a prompt of
+1000 tokens took 214 kB per token and 64 MB for a copy of the largest tile in the layout of the matrix kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zipmoe.engine.model_shape import HIDDEN_SIZE, dtype_bytes, first, largest, text_config
+
+DEFAULT_STEP_TOKENS = 512
+"""Tokens of one step (prompt length times batch) that the workspace is reserved for at start; longer prompts reserve
+more when they come (``Engine.account`` with ``workspace_bytes``)."""
+
+WORKSPACE_BYTES = 128 << 20
+"""Base reserve: activations of a few tokens, a copy of a tile in the kernels' own layout (64 MiB), libraries that are
+loaded late (first use of a kernel, about 30 MB), allocator slack, thread stacks, page tables, and the pages that
+buffered reads hold for a moment."""
+
+HIDDEN_COPIES = 32
+"""Live values of one layer per token in units of the hidden size: residual, normed input, q, k, v and their rotations
+in FP32, attention output, router; without the routed experts."""
+HIDDEN_COPIES_PER_EXPERT = 2
+"""For each expert of a token: its sorted input row or output, and the weighted term that is summed in the end."""
+INTERMEDIATE_COPIES = 6
+"""Gate, up, activation and product of a feed-forward network, some of them in two copies for a moment."""
+_INTERMEDIATE_SIZE = (
+    "intermediate_size",
+    "shared_expert_intermediate_size",
+    "moe_intermediate_size",
+    "ffn_dim",
+    "ffn_hidden_size",
+    "d_ff",
+)
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts", "moe_k")
+_VOCABULARY = ("vocab_size",)
+_LOGIT_BYTES = 8
+"""A logit is held in BF16 and FP32, and once more while it is processed."""
+
+
+def workspace_bytes(config: Any | None, step_tokens: int, logit_rows: int = 1) -> int:
+    """Reserve for the activations of one forward pass.
+
+    Args:
+        config: Transformers config of the model; None for the base reserve alone.
+        step_tokens: new tokens of the pass over all sequences (the prompt's length times the batch).
+        logit_rows: positions whose logits are computed: one per sequence in ``generate``, every token in a plain call.
+    """
+    if config is None:
+        return WORKSPACE_BYTES
+    config = text_config(config)
+    hidden = first(config, HIDDEN_SIZE) or 4096
+    intermediate = largest(config, _INTERMEDIATE_SIZE) or 4 * hidden
+    experts = largest(config, _EXPERTS_PER_TOKEN) or 1
+    values = (HIDDEN_COPIES + HIDDEN_COPIES_PER_EXPERT * experts) * hidden + INTERMEDIATE_COPIES * intermediate
+    logits = logit_rows * (first(config, _VOCABULARY) or 0)
+    return WORKSPACE_BYTES + _LOGIT_BYTES * logits + dtype_bytes(config) * step_tokens * values
