@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from packed_model import EXPERTS, GROUPS, PackedModel, build
 
 from zipmoe.engine.budget import (
@@ -29,7 +30,7 @@ from zipmoe.engine.budget import (
     workspace_bytes,
 )
 from zipmoe.engine.engine import Engine
-from zipmoe.engine.kv_cache import kv_cache_bytes, kv_cache_bytes_per_token
+from zipmoe.engine.kv_cache import kv_cache_bytes, kv_cache_bytes_per_token, recurrent_state_bytes
 from zipmoe.engine.limits import detect_limits
 from zipmoe.engine.memory_usage import control_group_peak_bytes, peak_resident_bytes, resident_bytes
 from zipmoe.engine.pool_plan import SizeClass, distribute_slots, floor_bytes, plan_size_classes
@@ -252,16 +253,8 @@ def test_key_value_cache_of_real_configs() -> None:
         num_hidden_layers=32, num_key_value_heads=8, num_attention_heads=32, hidden_size=4096, dtype="bfloat16"
     )
     assert kv_cache_bytes_per_token(mixtral) == 32 * 2 * 8 * 128 * 2
-    deepseek = DeepseekV3Config(
-        num_hidden_layers=4,
-        num_attention_heads=16,
-        num_key_value_heads=16,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
-        dtype="bfloat16",
-    )
-    assert kv_cache_bytes_per_token(deepseek) >= 4 * 16 * (192 + 128) * 2
+    deepseek = DeepseekV3Config(num_hidden_layers=61, dtype="bfloat16")
+    assert kv_cache_bytes_per_token(deepseek) == 61 * (512 + 64) * 2  # latent vector and rotary key
     switch = SwitchTransformersConfig(num_layers=12, num_decoder_layers=10, num_heads=12, d_kv=64, dtype="bfloat16")
     assert kv_cache_bytes_per_token(switch) == 2 * 10 * 2 * 12 * 64 * 2
     dbrx = DbrxConfig(d_model=64, n_heads=4, n_layers=3, attn_config={"kv_n_heads": 2}, dtype="bfloat16")
@@ -270,7 +263,42 @@ def test_key_value_cache_of_real_configs() -> None:
     assert kv_cache_bytes_per_token(jetmoe) >= 2 * 2 * 16 * 128 * 2
     nested = Gemma3Config()
     assert kv_cache_bytes_per_token(nested) == kv_cache_bytes_per_token(nested.get_text_config())
-    assert kv_cache_bytes_per_token(JambaConfig()) > 0
+    jamba = JambaConfig(num_hidden_layers=32, hidden_size=4096, mamba_d_state=16, mamba_expand=2, dtype="bfloat16")
+    assert recurrent_state_bytes(jamba) == 32 * 16 * 2 * 4096 * 4
+    assert recurrent_state_bytes(mixtral) == 0
+    assert kv_cache_bytes(jamba, 0, sequences=3) == 3 * kv_cache_bytes(jamba, 256)
+
+
+FAMILIES_WITH_UNUSUAL_CACHES = [
+    "deepseek_v2",
+    "deepseek_v32",
+    "deepseek_v4",
+    "gemma4",
+    "glm5_next",
+    "gpt_oss",
+    "jamba",
+    "kimi_linear",
+    "llama4",
+    "longcat_flash",
+    "minimax",
+    "nemotron_h",
+    "qwen3_next",
+    "zaya",
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES_WITH_UNUSUAL_CACHES)
+def test_the_estimate_covers_the_cache_that_transformers_builds(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "families"))
+    from tiny_models import tiny_inputs, tiny_model
+
+    from zipmoe.hf.budget_watch import cache_bytes
+
+    model = tiny_model(family).eval()
+    inputs = tiny_inputs(family, batch=2, tokens=40)
+    with torch.inference_mode():
+        cache = model(**inputs, use_cache=True).past_key_values
+    assert 0 < cache_bytes(cache) <= kv_cache_bytes(model.config, 80, sequences=2)
 
 
 def kv_dtype_bytes(config: object) -> int:

@@ -188,7 +188,7 @@ def plan_budget(
     ledger = {PROCESS: resident_bytes(), UNPACKED: unpacked_bytes}
     if config is not None:
         tokens = context_tokens if context_tokens is not None else _default_context_tokens(config)
-        ledger[KV_CACHE] = kv_cache_bytes(config, tokens * batch)
+        ledger[KV_CACHE] = kv_cache_bytes(config, tokens * batch, batch)
         ledger[WORKSPACE] = workspace_bytes(config, min(tokens, DEFAULT_STEP_TOKENS) * batch)
     return MemoryBudget(budget_bytes(memory, limits), ledger)
 

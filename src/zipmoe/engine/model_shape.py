@@ -17,9 +17,13 @@ def text_config(config: Any) -> Any:
 
 
 def value(config: Any, name: str) -> Any:
-    """An attribute of a config, or an entry of a mapping; None if there is none."""
+    """An attribute of a config, or an entry of a mapping; a list where it differs by layer; None if
+    there is none.
+    """
     if isinstance(config, dict):
         return config.get(name)
+    if name in (getattr(config, "per_layer_attributes", None) or ()):  # asking for the one value raises
+        return [getattr(layer, name, None) for layer in config.per_layer_config]
     return getattr(config, name, None)
 
 
