@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_table import CODECS, FAMILIES
 from tiny_models import tiny_model
 
 from zipmoe.store.manifest import CodecSettings
@@ -49,9 +48,3 @@ def packed(
 
     yield folder
     shutil.rmtree(root)
-
-
-def second_codec(family: str) -> CodecSettings:
-    """The codecs besides FX3 take turns, so that each meets many families."""
-    others = CODECS[1:]
-    return others[sorted(FAMILIES).index(family) % len(others)]

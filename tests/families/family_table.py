@@ -291,3 +291,9 @@ OWN_LOOP_EXPERTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Families outside the interface: expert module class and the names of its expert matrices."""
+
+
+def second_codec(family: str) -> CodecSettings:
+    """The codecs besides FX3 take turns, so that each meets many families."""
+    others = CODECS[1:]
+    return others[sorted(FAMILIES).index(family) % len(others)]

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import second_codec
 from equality import assert_same_logits, load_packed, load_plain, no_warnings, shrink_pool
-from family_table import CODECS, FAMILIES
+from family_table import CODECS, FAMILIES, second_codec
 from tiny_models import architecture, expert_parameters, interface_families, logits, tiny_inputs
 from transformers import PreTrainedModel
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import second_codec
-from family_table import CODECS, FAMILIES
+from family_table import CODECS, FAMILIES, second_codec
 from tiny_models import expert_parameters, tiny_model
 
 from zipmoe.store.manifest import CodecSettings
