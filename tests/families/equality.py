@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,11 @@ def shrink_pool(packed: PreTrainedModel) -> None:
             taken += step
 
 
-def assert_same_logits(family: str, plain: PreTrainedModel, packed: PreTrainedModel) -> None:
-    """Bit for bit, in all of ``SHAPES``."""
-    for batch, tokens in SHAPES:
+def assert_same_logits(
+    family: str, plain: PreTrainedModel, packed: PreTrainedModel, shapes: Sequence[tuple[int, int]] = SHAPES
+) -> None:
+    """Bit for bit, with inputs of all ``shapes`` (batch, tokens)."""
+    for batch, tokens in shapes:
         inputs = tiny_inputs(family, batch=batch, tokens=tokens)
         expected, found = logits(plain, **inputs), logits(packed, **inputs)
         assert found.dtype == expected.dtype

@@ -120,6 +120,18 @@ SMALL: dict[str, Any] = {
     "max_image_size": 64,
     "mlp_dim": 80,
 }
+WIDE = SMALL | {
+    "hidden_size": 2048,
+    "d_model": 2048,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "expert_ffn_hidden_size": 256,
+    "d_ff": 256,
+    "num_layers": 1,
+    "n_layers": 1,
+    "num_hidden_layers": 1,
+}
+"""Rows as long as in real models: only there do products come out differently for other numbers of rows."""
 GROUPED_ROUTING = {"n_group": 4, "topk_group": 3, "num_expert_group": 4}
 """Applied where the default configuration routes through more than one group of experts."""
 TOKEN_ID = re.compile(r".*token_(id|index)$")
@@ -144,6 +156,9 @@ class TinyFamily:
 
 
 _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}}
+_GATE_IN_ONE_RUN = {"moe_intermediate_size": 96}
+"""For families whose gate computes on contiguous rows (as gpt_oss): torch computes what is left of a run after whole
+vectors of 32 FP32 values with other code, so that with other widths the last bit depends on how many rows a run has."""
 
 FAMILIES: dict[str, TinyFamily] = {
     "afmoe": TinyFamily(),
@@ -168,7 +183,7 @@ FAMILIES: dict[str, TinyFamily] = {
     "deepseek_v2": TinyFamily({"num_experts_per_tok": 3}),
     "deepseek_v3": TinyFamily(),
     "deepseek_v32": TinyFamily(),
-    "deepseek_v4": TinyFamily({"o_lora_rank": 32, "o_groups": 2}),
+    "deepseek_v4": TinyFamily({"o_lora_rank": 32, "o_groups": 2, **_GATE_IN_ONE_RUN}),
     "diffusion_gemma": TinyFamily(
         {"text_config": {"global_head_dim": 32, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 48}},
         architecture="DiffusionGemmaForBlockDiffusion",
@@ -206,17 +221,19 @@ FAMILIES: dict[str, TinyFamily] = {
     "glm4_moe": TinyFamily(),
     "glm4_moe_lite": TinyFamily(),
     "glm4v_moe": TinyFamily({"text_config": {**_MROPE, "partial_rotary_factor": 1.0}}),
-    "glm5_next": TinyFamily({"text_config": {"qk_rope_head_dim": 0, "head_dim": 0, "index_kpool": 4}}),
+    "glm5_next": TinyFamily(
+        {"text_config": {"qk_rope_head_dim": 0, "head_dim": 0, "index_kpool": 4, **_GATE_IN_ONE_RUN}}
+    ),
     "glm_moe_dsa": TinyFamily(),
-    "gpt_oss": TinyFamily(),
+    "gpt_oss": TinyFamily({"intermediate_size": 96}),
     "granitemoe": TinyFamily(),
     "granitemoe_swa": TinyFamily(),
     "granitemoehybrid": TinyFamily({"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}),
     "granitemoeshared": TinyFamily(),
     "hunyuan_v1_moe": TinyFamily({"head_dim": 16, "num_experts": 8, "moe_topk": 3}),
     "hy_v3": TinyFamily(),
-    "hy_v4": TinyFamily(),
-    "hy_v4_vl": TinyFamily({"text_config": _MROPE}),
+    "hy_v4": TinyFamily(_GATE_IN_ONE_RUN),
+    "hy_v4_vl": TinyFamily({"text_config": {**_MROPE, **_GATE_IN_ONE_RUN}}),
     "inkling": TinyFamily(),
     "inkling2": TinyFamily(),
     "inkling2_loop": TinyFamily(),

@@ -65,6 +65,14 @@ def test_the_order_can_be_changed_after_loading(family: str, packed: Packed, che
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_widened_to_float32(family: str, packed: Packed, checkpoint: Folder) -> None:
+    plain = load_plain(family, checkpoint(family), dtype=torch.float32)
+    model = load_packed(family, packed(family, CODECS[0]), dtype=torch.float32, mode="exact")
+    assert_same_logits(family, plain, model)
+    model.zipmoe_engine.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("implementation", [None, "eager"])
 def test_a_pool_too_small_for_a_layer(
     family: str, implementation: str | None, packed: Packed, checkpoint: Folder

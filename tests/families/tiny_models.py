@@ -35,6 +35,9 @@ from family_table import (
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+LONG_ROW = 256
+"""Matrices with longer rows than this get a smaller spread, or activations would grow from layer to layer."""
+
 
 @functools.cache
 def interface_families() -> frozenset[str]:
@@ -89,15 +92,15 @@ def architecture(family: str) -> type[PreTrainedModel]:
     raise LookupError(f"{family}: name one of {[c.__name__ for c in own if 'For' in c.__name__]}")
 
 
-def tiny_config(family: str) -> PreTrainedConfig:
-    """The family's default configuration, shrunk."""
-    return _shrunk(architecture(family).config_class, FAMILIES[family].overrides)
+def tiny_config(family: str, sizes: Mapping[str, Any] = SMALL) -> PreTrainedConfig:
+    """The family's default configuration, shrunk to ``sizes``."""
+    return _shrunk(architecture(family).config_class(), FAMILIES[family].overrides, sizes)
 
 
-def tiny_model(family: str) -> PreTrainedModel:
+def tiny_model(family: str, sizes: Mapping[str, Any] = SMALL) -> PreTrainedModel:
     """A random model of the family in BF16 (modules that the family keeps in FP32 stay so), the same at every call."""
     torch.manual_seed(0)
-    model = architecture(family)._from_config(tiny_config(family), dtype=torch.bfloat16).eval()
+    model = architecture(family)._from_config(tiny_config(family, sizes), dtype=torch.bfloat16).eval()
     seed = FAMILIES[family].seed
     randomise(model, zlib.crc32(family.encode()) if seed is None else seed)
     return model
@@ -120,7 +123,7 @@ def randomise(model: nn.Module, seed: int) -> None:
             _randomise_table(tensor, generator)
         elif tensor.dim() >= 2:
             spread = 0.06 + 0.09 * torch.rand((), generator=generator)
-            tensor.copy_(noise * spread)
+            tensor.copy_(noise * spread * min(1.0, (LONG_ROW / tensor.shape[-1]) ** 0.5))
         else:
             spread = 0.02 if tensor.numel() <= 2 * EXPERTS else 0.1  # a router's correction must not drown its scores
             tensor.copy_(torch.nan_to_num(tensor.float()) + spread * noise)
@@ -153,11 +156,11 @@ def logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
     return model(**inputs).logits
 
 
-def _shrunk(config_class: type[PreTrainedConfig], overrides: Mapping[str, Any]) -> PreTrainedConfig:
-    return config_class(**_shrunk_fields(config_class(), overrides))
+def _shrunk(default: PreTrainedConfig, overrides: Mapping[str, Any], sizes: Mapping[str, Any]) -> PreTrainedConfig:
+    return type(default)(**_shrunk_fields(default, overrides, sizes))
 
 
-def _shrunk_fields(default: PreTrainedConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _shrunk_fields(default: PreTrainedConfig, overrides: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Constructor arguments of a small version of ``default``."""
     names = [field.name for field in dataclasses.fields(default) if field.init]
     stored = {name: default.attribute_map.get(name, name) for name in names}
@@ -166,18 +169,17 @@ def _shrunk_fields(default: PreTrainedConfig, overrides: Mapping[str, Any]) -> d
     next_special = VOCABULARY - 1
     for name, value in values.items():
         if isinstance(value, PreTrainedConfig):
-            sub_overrides = overrides.get(name, {})
-            result[name] = _shrunk(type(value), sub_overrides)
+            result[name] = _shrunk(value, overrides.get(name, {}), sizes)
         elif TOKEN_ID.match(name) and isinstance(value, int):
             result[name] = next_special
             next_special -= 1
-        elif name in SMALL and isinstance(value, int) and not isinstance(value, bool):
-            result[name] = SMALL[name]
+        elif name in sizes and isinstance(value, int) and not isinstance(value, bool):
+            result[name] = sizes[name]
         elif name in GROUPED_ROUTING and isinstance(value, int) and value > 1:
             result[name] = GROUPED_ROUTING[name]
     if values.get("num_key_value_heads") == values.get("num_attention_heads"):
-        result["num_key_value_heads"] = SMALL["num_attention_heads"]
-    if values.get("num_hidden_layers"):
+        result["num_key_value_heads"] = sizes["num_attention_heads"]
+    if values.get("num_hidden_layers") and "num_hidden_layers" not in sizes:
         result.update(_cut_layers(values))
     result.update(
         {name: value for name, value in overrides.items() if not isinstance(result.get(name), PreTrainedConfig)}

@@ -14,7 +14,7 @@ from torch import nn
 
 from zipmoe.engine.budget import KV_CACHE, WORKSPACE, workspace_bytes
 from zipmoe.engine.engine import Engine
-from zipmoe.engine.kv_cache import kv_cache_bytes_per_token
+from zipmoe.engine.kv_cache import kv_cache_bytes_per_token, recurrent_state_bytes
 from zipmoe.errors import BudgetExceededError
 
 GROWTH_TOKENS = 256
@@ -33,21 +33,25 @@ class _BudgetWatch:
         self._config = config
         self._engine = engine
         self._token_bytes = kv_cache_bytes_per_token(config)
+        self._state_bytes = recurrent_state_bytes(config)
         self._initial = {name: engine.budget.reserved(name) for name in (KV_CACHE, WORKSPACE)}
 
     def before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        new_tokens = _new_tokens(args, kwargs)
-        self._reserve_workspace(new_tokens)
+        sequences, length = _shape(args, kwargs)
+        kept = kwargs.get("logits_to_keep")
+        self._reserve_workspace(sequences * length, sequences * (kept if isinstance(kept, int) and kept else length))
         if kwargs.get("use_cache") is not False:
-            self._reserve_cache(sum(cache_bytes(value) for value in kwargs.values() if _is_cache(value)), new_tokens)
+            held = sum(cache_bytes(value) for value in kwargs.values() if _is_cache(value))
+            grown = sequences * (length * self._token_bytes + (self._state_bytes if held == 0 else 0))
+            self._reserve_cache(held, grown)
 
-    def _reserve_workspace(self, new_tokens: int) -> None:
-        needed = max(self._initial[WORKSPACE], workspace_bytes(self._config, new_tokens))
+    def _reserve_workspace(self, tokens: int, logit_rows: int) -> None:
+        needed = max(self._initial[WORKSPACE], workspace_bytes(self._config, tokens, logit_rows))
         if needed != self._engine.budget.reserved(WORKSPACE):
             self._engine.account(WORKSPACE, needed)
 
-    def _reserve_cache(self, held: int, new_tokens: int) -> None:
-        needed = held + new_tokens * self._token_bytes
+    def _reserve_cache(self, held: int, grown: int) -> None:
+        needed = held + grown
         initial, reserved = self._initial[KV_CACHE], self._engine.budget.reserved(KV_CACHE)
         if needed > reserved:
             try:
@@ -85,7 +89,7 @@ def _is_cache(value: Any) -> bool:
     )
 
 
-def _new_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Tokens that the call computes, over all sequences of the batch."""
+def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    """(sequences, new tokens of each) of a call."""
     given = next((kwargs[name] for name in _INPUTS if kwargs.get(name) is not None), args[0] if args else None)
-    return given.shape[0] * given.shape[1] if isinstance(given, torch.Tensor) and given.dim() > 1 else 0
+    return (given.shape[0], given.shape[1]) if isinstance(given, torch.Tensor) and given.dim() > 1 else (0, 0)
