@@ -180,8 +180,8 @@ def plan_budget(
         unpacked_bytes: tensors of the model that are not packed and will be resident.
         context_tokens: tokens of context per sequence to reserve key-value cache for. Default: the smaller of
             ``DEFAULT_CONTEXT_TOKENS`` and the model's own limit.
-        step_tokens: tokens per sequence of the longest pass (the prompt) to reserve workspace for. Default: the context,
-            at most ``DEFAULT_STEP_TOKENS``.
+        step_tokens: tokens per sequence of the longest pass (the prompt) to reserve workspace for. Default: the
+            context, at most ``DEFAULT_STEP_TOKENS``.
         batch: number of sequences.
         limits: what the machine allows; detected if None.
 
