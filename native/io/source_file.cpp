@@ -17,6 +17,8 @@ namespace {
 
 // Linux transfers at most 2 GiB less a page per call.
 constexpr uint64_t kLargestTransferBytes = uint64_t{1} << 30;
+// The page cache keeps files in folios of up to a huge page.
+constexpr uint64_t kLargestFolioBytes = uint64_t{2} << 20;
 
 // std::strerror is not thread-safe.
 std::string error_text(int error_number) { return std::generic_category().message(error_number); }
@@ -97,7 +99,10 @@ ReadOutcome SourceFile::read(uint64_t offset, uint64_t length, uint8_t* destinat
     outcome.bytes = direct() ? reached / kReadAlignmentBytes * kReadAlignmentBytes : reached;
   }
   if (!direct()) {
-    ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(length), POSIX_FADV_DONTNEED);
+    // Only whole folios are dropped, and those of large reads reach beyond the record.
+    const uint64_t begin = offset / kLargestFolioBytes * kLargestFolioBytes;
+    const uint64_t end = (offset + length + kLargestFolioBytes - 1) / kLargestFolioBytes * kLargestFolioBytes;
+    ::posix_fadvise(descriptor_, static_cast<off_t>(begin), static_cast<off_t>(end - begin), POSIX_FADV_DONTNEED);
   }
   return outcome;
 }

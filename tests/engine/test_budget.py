@@ -364,7 +364,9 @@ def test_plan_budget_reserves_what_is_known() -> None:
     assert budget.total_bytes == 4_000_000_000
     assert budget.reserved("unpacked tensors") == 5
     assert budget.reserved(KV_CACHE) == 600 * 2 * 2 * 64 * 2
-    assert budget.reserved(WORKSPACE) == workspace_bytes(config, 600)
+    assert budget.reserved(WORKSPACE) == workspace_bytes(config, 600, logit_rows=2)
+    long_prompt = plan_budget("4GB", config=config, context_tokens=4000, step_tokens=3000, limits=limits)
+    assert long_prompt.reserved(WORKSPACE) == workspace_bytes(config, 3000)
     assert budget.reserved(PROCESS) > 10_000_000
     short = SimpleNamespace(**vars(config), max_position_embeddings=512)
     assert plan_budget(None, config=short, limits=limits).reserved(KV_CACHE) == 512 * 2 * 2 * 64 * 2

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import second_codec
 from equality import assert_same_logits, load_packed, load_plain, shrink_pool
-from family_table import CODECS, WIDE
+from family_table import CODECS, WIDE, second_codec
 from tiny_models import tiny_model
 
 from zipmoe.store.pack import pack

@@ -165,6 +165,7 @@ def plan_budget(
     config: Any | None = None,
     unpacked_bytes: int = 0,
     context_tokens: int | None = None,
+    step_tokens: int | None = None,
     batch: int = 1,
     limits: list[MemoryLimit] | None = None,
 ) -> MemoryBudget:
@@ -179,6 +180,8 @@ def plan_budget(
         unpacked_bytes: tensors of the model that are not packed and will be resident.
         context_tokens: tokens of context per sequence to reserve key-value cache for. Default: the smaller of
             ``DEFAULT_CONTEXT_TOKENS`` and the model's own limit.
+        step_tokens: tokens per sequence of the longest pass (the prompt) to reserve workspace for. Default: the
+            context, at most ``DEFAULT_STEP_TOKENS``.
         batch: number of sequences.
         limits: what the machine allows; detected if None.
 
@@ -189,7 +192,8 @@ def plan_budget(
     if config is not None:
         tokens = context_tokens if context_tokens is not None else _default_context_tokens(config)
         ledger[KV_CACHE] = kv_cache_bytes(config, tokens * batch, batch)
-        ledger[WORKSPACE] = workspace_bytes(config, min(tokens, DEFAULT_STEP_TOKENS) * batch)
+        step = step_tokens if step_tokens is not None else min(tokens, DEFAULT_STEP_TOKENS)
+        ledger[WORKSPACE] = workspace_bytes(config, step * batch, batch)
     return MemoryBudget(budget_bytes(memory, limits), ledger)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -13,7 +13,9 @@ from zipmoe import _native
 from zipmoe.engine.budget import EXPERT_POOL, MemoryBudget, format_bytes, itemise
 from zipmoe.engine.decoded_tensors import DecodedTensors
 from zipmoe.engine.dense_loading import load_dense
+from zipmoe.engine.dense_tiles import DenseTiles
 from zipmoe.engine.exclusive_access import ExclusiveAccess
+from zipmoe.engine.expert_request import ExpertRequest
 from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.mode_line import EngineMode
 from zipmoe.engine.record_catalogue import GroupHandle, RecordCatalogue
@@ -390,113 +392,3 @@ class Engine:
             )
         if self._closed:
             raise UnsupportedOperationError("the engine is closed")
-
-
-class ExpertRequest:
-    """Experts of one sparse layer; see ``Engine.request``."""
-
-    def __init__(self, engine: Engine, group: GroupHandle, expert_ids: list[int], ascending: bool) -> None:
-        count = len(group.records)
-        for expert_id in expert_ids:
-            if not 0 <= expert_id < count:
-                raise InvalidArgumentError(f"{group.path} has experts 0 to {count - 1}, not {expert_id}")
-        self.group = group
-        self.current: int | None = None
-        """The expert handed out last, while it is usable."""
-        self._engine = engine
-        self._expert_ids = expert_ids
-        self._ascending = ascending
-
-    def __enter__(self) -> Self:
-        engine = self._engine
-        engine._require_usable()
-        engine._access.acquire()
-        try:
-            engine._require_usable()  # it may have been closed while this thread waited
-            if engine._request is not None:
-                raise UnsupportedOperationError("this thread has a request open already: end it first")
-            engine._decoded.settle()
-            records = self.group.records
-            engine._native.begin_request([records[expert_id] for expert_id in self._expert_ids], self._ascending)
-            engine._request = self
-        except BaseException:
-            engine._access.release()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        engine = self._engine
-        self.current = None
-        try:
-            if engine._request is self:
-                engine._request = None
-                engine._native.end_request()
-        finally:
-            engine._access.release()
-
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        engine = self._engine
-        if engine._request is not self:
-            raise UnsupportedOperationError("a request is iterated over inside its with block")
-        self.current = None
-        with named_record_errors(engine._catalogue):
-            position = engine._native.next_expert()
-        if position is None:
-            raise StopIteration
-        self.current = self._expert_ids[position]
-        return self.current
-
-
-class DenseTiles:
-    """Iterator over the tiles of a dense matrix; see ``Engine.dense_tiles``. Holds the engine from the first step to
-    the last.
-    """
-
-    def __init__(self, engine: Engine, parameter: str) -> None:
-        self._holding = False
-        self._iteration = 0
-        self._next_block = 0
-        self._engine = engine
-        self._handle = engine._catalogue.dense_matrix(parameter)
-
-    def __iter__(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        return self
-
-    def __next__(self) -> tuple[int, int, torch.Tensor]:
-        engine, handle, block = self._engine, self._handle, self._next_block
-        if block == len(handle.blocks):
-            self.close()
-            raise StopIteration
-        if not self._holding:
-            engine._access.acquire()
-            self._holding = True
-            engine._tile_iterations += 1
-            self._iteration = engine._tile_iterations
-        try:
-            engine._require_usable()
-            if engine._tile_iterations != self._iteration:
-                raise UnsupportedOperationError("another iteration over tiles has taken the scratch buffer")
-            begin, end = handle.row_begins[block], handle.row_begins[block + 1]
-            scratch = len(engine._scratch) - 1
-            with named_record_errors(engine._catalogue):
-                engine._native.decode_to_scratch(handle.blocks[block], 0, 0, end - begin, scratch)
-        except BaseException:
-            self.close()
-            raise
-        self._next_block = block + 1
-        return begin, end, engine._scratch_view(scratch, end - begin, handle.columns)
-
-    def close(self) -> None:
-        """End the iteration early; idempotent."""
-        if self._holding:
-            self._holding = False
-            self._next_block = len(self._handle.blocks)
-            self._engine._access.release()
-
-    def __del__(self) -> None:
-        self.close()

@@ -340,16 +340,14 @@ class _Pack:
         for number, shard in enumerate(shards, 1):
             name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
             with_guard = (guard, GUARD_SHAPE) if number == len(shards) else None
-            files[name] = write_plain_shard(
+            files[name], keys = write_plain_shard(
                 self._destination / name,
                 shard,
                 self._source,
                 with_guard,
                 lambda count: self._advance(count, "copying what stays as it is"),
             )
-            weight_map.update({info.key: name for info in shard})
-            if with_guard:
-                weight_map[guard] = name
+            weight_map.update(dict.fromkeys(keys, name))
 
     def _copy_side_files(self) -> dict[str, int]:
         checksums = {}

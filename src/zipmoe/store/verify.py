@@ -21,7 +21,7 @@ from zipmoe.errors import CorruptRecordError, ManifestError
 from zipmoe.store.manifest import Manifest, MatrixEntry, Record
 from zipmoe.store.pack_plan import DenseBlockPlan, ExpertRecordPlan, PackPlan, meta_model, plan_pack
 from zipmoe.store.packed_folder import PackedFolder
-from zipmoe.store.plain_shard import file_checksum
+from zipmoe.store.plain_shard import FILLER_PREFIX, file_checksum
 from zipmoe.store.record_encoder import damaged_extent, decode_matrix
 
 _COPY_HINT = "copy or download the folder again, or pack the model again"
@@ -165,7 +165,7 @@ class _Original:
                 continue
             with safe_open(folder.path / name, framework="pt", backend="pread") as file:
                 for key in file.keys():  # noqa: SIM118 - not a dict
-                    if key == manifest.guard_tensor:
+                    if key == manifest.guard_tensor or key.startswith(FILLER_PREFIX):
                         continue
                     self._compare_plain_tensor(key, file.get_tensor(key), name)
                     missing.discard(key)
