@@ -81,7 +81,7 @@ class ExpertParameter:
         shape: shape of the parameter that was removed from the module.
     """
 
-    _is_hf_initialized = True
+    _is_hf_initialized = True  # Transformers initialises the rest of the module (buffers), not this
     device = torch.device("cpu")
     requires_grad = False
 

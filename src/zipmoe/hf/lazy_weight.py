@@ -60,7 +60,7 @@ class LazyWeight(torch.Tensor):
     """
 
     _is_param = True
-    _is_hf_initialized = True
+    _is_hf_initialized = True  # Transformers initialises the rest of the module (buffers), not this
     _parameter: str
     _decode: Callable[[], torch.Tensor]
     _decoded: torch.Tensor | None

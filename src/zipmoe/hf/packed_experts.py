@@ -33,8 +33,6 @@ def become(module: nn.Module, packed: type[PackedExperts], source: ExpertSource)
     original = type(module)
     module.__class__ = dynamic_class(f"Packed{original.__name__}", (packed, original), original)
     module._zipmoe_source = source  # type: ignore[assignment]
-    # Families initialise their expert parameters in _init_weights, which must not see the stand-ins.
-    module._is_hf_initialized = True  # type: ignore[assignment]
 
 
 def replace_parameters(module: nn.Module, experts: ExpertModules, source: ExpertSource) -> None:

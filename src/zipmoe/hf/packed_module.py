@@ -68,7 +68,6 @@ def pack_module(module: nn.Module, packed_class: type[PackedModule], slot: Engin
     module._zipmoe_parameter = parameter  # type: ignore[assignment]
     module._zipmoe_shape = tuple(weight.shape)  # type: ignore[assignment]
     module._zipmoe_dtype = weight.dtype  # type: ignore[assignment]
-    module._is_hf_initialized = True  # type: ignore[assignment]
 
 
 def require_exact_conversion(fn: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> torch.dtype:

@@ -12,7 +12,5 @@ from zipmoe.hf.packed_experts import become, replace_parameters
 
 def install(model: nn.Module, experts: ExpertModules, source: ExpertSource) -> None:
     """Make the parent of the parameters' module walk the packed experts."""
-    holder = model.get_submodule(experts.path)
-    replace_parameters(holder, experts, source)
-    holder._is_hf_initialized = True  # type: ignore[assignment]
+    replace_parameters(model.get_submodule(experts.path), experts, source)
     become(model.get_submodule(experts.path.rpartition(".")[0]), PackedTopKLoop, source)

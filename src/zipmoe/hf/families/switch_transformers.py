@@ -52,5 +52,4 @@ def install(model: nn.Module, experts: ExpertModules, source: ExpertSource) -> N
             linear._zipmoe_source = source  # type: ignore[assignment]
             linear._zipmoe_expert = expert  # type: ignore[assignment]
             linear._zipmoe_name = name  # type: ignore[assignment]
-            linear._is_hf_initialized = True  # type: ignore[assignment]
     become(module, PackedSwitchExperts, source)
