@@ -75,9 +75,9 @@ def write_plain_shard(
     with durable_writer(path) as file:
         file.write(_HEADER_LENGTH.pack(len(text)) + text)
         for entry in entries:
-            if entry.key in source.tensors:
+            if entry.file:
                 _copy(source, entry, file, advance)
-            else:
+            else:  # filler or guard; the guard may have the name of a tensor of the source
                 file.write(bytes(entry.bytes))
     return FileEntry(path.stat().st_size, file_checksum(path)), [entry.key for entry in entries]
 
