@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -255,3 +257,12 @@ def test_generation_beyond_the_reserved_context_takes_from_the_pool_and_ends_wit
     spare = engine._spare_bytes()
     with pytest.raises(BudgetExceededError, match=r"key-value cache|workspace"):
         model(input_ids=torch.ones(spare // 100 + 10, 100, dtype=torch.int64, device="meta"))
+
+
+def test_a_model_that_is_dropped_gives_its_engine_back(mixtral):
+    model = mixtral.load()
+    mixtral.generate(model, tokens=2)
+    engine = weakref.ref(model.zipmoe_engine)
+    del model
+    gc.collect()
+    assert engine() is None

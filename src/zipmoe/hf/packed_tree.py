@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -26,7 +27,7 @@ def replace_packed_parameters(model: Any, manifest: Manifest, slot: EngineSlot) 
     A model of another class than the packed one (a base model, another head) takes the parts that it has.
 
     Returns:
-        Full names, in this model's tree, of the dense parameters that were replaced.
+        Full names, in this model's tree, of the parameters that were replaced.
 
     Raises:
         ManifestError: the manifest describes another model.
@@ -34,20 +35,21 @@ def replace_packed_parameters(model: Any, manifest: Manifest, slot: EngineSlot) 
     names = _Names(model)
     complete = type(model).__name__ == manifest.architecture
     described = {experts.path: experts for experts in find_expert_groups(model)}
-    installed = 0
+    replaced: set[str] = set()
     for group in manifest.expert_groups:
         path = names.resolve(group.path)
         if path in described:
             experts = described[path]
             _check_group(model, experts, group)
-            dtype = _computing_dtype(next(iter(experts.parameter_names())), model)
-            install(model, experts, ExpertSource(slot, group.path, experts.num_experts, dtype))
-            installed += 1
+            for holder in (experts, *(replace(experts, path=tied) for tied in experts.tied_paths)):
+                dtype = _computing_dtype(next(iter(holder.parameter_names())), model)
+                replaced.update(holder.parameter_names())
+                install(model, holder, ExpertSource(slot, group.path, holder.num_experts, dtype))
         elif complete:
             _mismatch(model, f"it has no experts at {group.path}")
-    if not installed:
+    if not replaced:
         _mismatch(model, "it has none of the packed experts")
-    return {
+    return replaced | {
         name
         for matrix in manifest.dense
         for parameter in (matrix.parameter, *matrix.tied_parameters)
