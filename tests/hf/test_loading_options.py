@@ -64,7 +64,9 @@ def test_the_environment_is_the_default_of_memory_and_mode(mixtral, monkeypatch)
 
 
 def test_fast_is_the_default_mode(mixtral):
-    assert mixtral.load().zipmoe_mode == "fast"
+    model = mixtral.load()
+    assert model.zipmoe_mode == "fast"
+    assert "mode fast (computed as exact) with grouped_mm combine" in model.zipmoe_mode_line()
 
 
 @pytest.mark.parametrize(

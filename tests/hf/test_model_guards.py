@@ -111,6 +111,21 @@ def test_calls_outside_of_no_grad_record_nothing(mixtral, model):
         assert torch.equal(model(**mixtral.inputs).logits, logits)
 
 
+def test_dequantizing_is_refused(model):
+    with pytest.raises(UnsupportedOperationError, match="not unpacked"):
+        model.dequantize()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", ["grouped_mm", "eager"])
+def test_tokens_without_any_expert(model, order):
+    model.set_experts_implementation(order)
+    experts = model.model.layers[0].mlp.experts
+    hidden, index = torch.ones(3, 64, dtype=torch.bfloat16), torch.full((3, 2), experts.num_experts)
+    assert torch.equal(experts(hidden, index, torch.ones(3, 2)), torch.zeros_like(hidden))
+    assert experts(hidden[:0], index[:0], torch.ones(0, 2)).shape == (0, 64)
+
+
 def test_resizing_packed_embeddings_is_refused(model):
     assert model.resize_token_embeddings() is model.get_input_embeddings()
     assert model.resize_token_embeddings(256) is model.get_input_embeddings()

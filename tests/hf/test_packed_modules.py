@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import initialization
 
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.engine_slot import EngineSlot
@@ -169,6 +170,17 @@ def test_embeddings_decode_each_row_once(cls, dtype):
     for outside in (-1, 100):
         with pytest.raises(IndexError):
             module(torch.tensor([[outside]]))
+
+
+def test_transformers_initialises_the_rest_of_a_packed_module_but_not_its_weight():
+    """Families set the buffers of their embeddings (scales) in ``_init_weights``, also after loading."""
+    module = linear(48, 64, True)
+    engine = pack(module, PackedLinear)
+    assert not getattr(module, "_is_hf_initialized", False)
+    initialization.normal_(module.weight)
+    initialization.zeros_(module.bias)
+    assert torch.equal(module.bias, torch.zeros_like(module.bias))
+    assert engine.decoded == []
 
 
 def test_the_engine_must_be_open():

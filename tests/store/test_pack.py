@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from tiny_checkpoint import EXPERTS, LAYERS, save_tiny_checkpoint, tiny_model
 
+from zipmoe.checkpoint.source import SourceCheckpoint
 from zipmoe.errors import (
     AlreadyPackedError,
     DamagedCheckpointError,
@@ -334,3 +335,28 @@ def test_large_dense_matrices_are_cut_into_blocks(
     embedding = next(m for m in folder.manifest.dense if m.parameter == "model.embed_tokens.weight")
     assert len(embedding.blocks) == 4  # 160 rows of 96 bytes: 41 rows a block
     assert sum(block.matrices[0].rows for block in embedding.blocks) == 160
+
+
+@pytest.mark.parametrize("shift", range(0, 64, 8))
+def test_plain_tensors_keep_their_alignment(tmp_path: Path, shift: int) -> None:
+    """Transformers computes on the mapped file, and some float32 products depend on the alignment of their operands."""
+    source = save_tiny_checkpoint(tmp_path / "source")
+    for path in source.glob("*.safetensors"):  # the same tensors behind headers of other lengths
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = data[8 : 8 + length] + b" " * shift
+        path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+    pack(source, tmp_path / "packed", FX3, jobs=1)
+    before = SourceCheckpoint(source).tensors
+    manifest = PackedFolder.open(tmp_path / "packed").manifest
+    compared = 0
+    for name, entry in manifest.files.items():
+        if entry.xxh3_64 is None:
+            continue
+        data = (tmp_path / "packed" / name).read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        for key, tensor in json.loads(data[8 : 8 + length]).items():
+            if key in before:
+                assert (8 + length + tensor["data_offsets"][0]) % 64 == before[key].offset % 64
+                compared += 1
+    assert compared > 20

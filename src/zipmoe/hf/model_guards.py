@@ -35,6 +35,8 @@ else:
     PreTrainedModel = nn.Module
 
 
+_WHAT_RUNS = {"exact": "exact", "fast": "fast (computed as exact)"}
+"""For the mode line: the numeric mode that was asked for, and what it runs where that is not the same."""
 _UPLOAD_OPTIONS = ("commit_message", "private", "token", "revision", "create_pr")
 
 
@@ -125,7 +127,14 @@ class PackedModel(PackedSubModel):
     def zipmoe_mode_line(self) -> str:
         """What runs: codec, mode, combine order, instruction set, I/O backend, budget and pool."""
         order = combine_order(self.config.get_text_config()._experts_implementation)
-        return self.zipmoe_engine.mode_line(self.zipmoe_mode, order.value)
+        return self.zipmoe_engine.mode_line(_WHAT_RUNS[self.zipmoe_mode], order.value)
+
+    def dequantize(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises UnsupportedOperationError: the unpacked model is the original checkpoint."""
+        raise UnsupportedOperationError(
+            "a packed model is not unpacked in memory: no weight was changed, so that nothing would be gained",
+            hint="load the original checkpoint with plain Transformers",
+        )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         target, present = require_exact_conversion(fn, self.dtype), self.dtype

@@ -26,7 +26,7 @@ def replace_packed_parameters(model: Any, manifest: Manifest, slot: EngineSlot) 
     A model of another class than the packed one (a base model, another head) takes the parts that it has.
 
     Returns:
-        Full names, in this model's tree, of the dense parameters that were replaced.
+        Full names, in this model's tree, of the parameters that were replaced.
 
     Raises:
         ManifestError: the manifest describes another model.
@@ -34,25 +34,26 @@ def replace_packed_parameters(model: Any, manifest: Manifest, slot: EngineSlot) 
     names = _Names(model)
     complete = type(model).__name__ == manifest.architecture
     described = {experts.path: experts for experts in find_expert_groups(model)}
-    installed = 0
+    replaced: set[str] = set()
     for group in manifest.expert_groups:
-        path = names.resolve(group.path)
-        if path in described:
-            experts = described[path]
-            _check_group(model, experts, group)
-            dtype = _computing_dtype(next(iter(experts.parameter_names())), model)
-            install(model, experts, ExpertSource(slot, group.path, experts.num_experts, dtype))
-            installed += 1
-        elif complete:
-            _mismatch(model, f"it has no experts at {group.path}")
-    if not installed:
+        for held in (group.path, *group.tied_paths):
+            path = names.resolve(held)
+            if path in described:
+                experts = described[path]
+                _check_group(model, experts, group)
+                dtype = _computing_dtype(next(iter(experts.parameter_names())), model)
+                install(model, experts, ExpertSource(slot, group.path, experts.num_experts, dtype))
+                replaced.update(experts.parameter_names())
+            elif complete:
+                _mismatch(model, f"it has no experts at {held}")
+    if not replaced:
         _mismatch(model, "it has none of the packed experts")
-    return {
-        name
-        for matrix in manifest.dense
-        for parameter in (matrix.parameter, *matrix.tied_parameters)
-        if (name := _replace_dense(model, matrix, parameter, names, slot, complete)) is not None
-    }
+    for matrix in manifest.dense:
+        for parameter in (matrix.parameter, *matrix.tied_parameters):
+            name = _replace_dense(model, matrix, parameter, names, slot, complete)
+            if name is not None:
+                replaced.add(name)
+    return replaced
 
 
 class _Names:

@@ -46,9 +46,9 @@ def write_plain_shard(
 ) -> tuple[FileEntry, list[str]]:
     """Copy ``tensors`` bit for bit under their original names.
 
-    Transformers computes with plain tensors where they lie in the mapped file, and some float32 products of torch depend
-    on the alignment of their operands. Every tensor therefore keeps its offset modulo 64 from the source file; small U8
-    tensors fill the gaps, because the safetensors format allows none.
+    Transformers computes with plain tensors where they lie in the mapped file, and some float32 products of torch
+    depend on the alignment of their operands. Every tensor therefore keeps its offset modulo 64 from the source file;
+    small U8 tensors fill the gaps, because the safetensors format allows none.
 
     Args:
         path: the file; it appears only when it is complete.
@@ -75,9 +75,9 @@ def write_plain_shard(
     with durable_writer(path) as file:
         file.write(_HEADER_LENGTH.pack(len(text)) + text)
         for entry in entries:
-            if entry.key in source.tensors:
+            if entry.file:
                 _copy(source, entry, file, advance)
-            else:
+            else:  # filler or guard; the guard may have the name of a tensor of the source
                 file.write(bytes(entry.bytes))
     return FileEntry(path.stat().st_size, file_checksum(path)), [entry.key for entry in entries]
 
