@@ -23,15 +23,20 @@ def test_every_matrix_is_read_as_the_model_holds_it(family: str, checkpoint: Cal
     plain = architecture(family).from_pretrained(checkpoint(family))
 
     expected = {path: set(names) for path, names in expert_parameters(plain, family).items()}
-    found = {g.path: {p.format(expert=e) for p in g.parameters for e in range(g.num_experts)} for g in plan.groups}
+    found = {
+        path: {p.format(expert=e) for p in g.parameters for e in range(g.num_experts)}
+        for g in plan.groups
+        for path in (g.path, *plan.tied_paths.get(g.path, ()))
+    }
     assert found == expected
 
     reader = ExpertReader(meta_model(source), source, plan.expert_units)
     for group in plan.groups:
         for expert in range(group.num_experts):
             for parameter in group.parameters:
-                held = expert_slices(plain, group.path, parameter.format(expert=expert), family, expert)
-                assert torch.equal(reader.read(group, parameter, expert), held[0]), f"{group.path} {parameter} {expert}"
+                for path in (group.path, *plan.tied_paths.get(group.path, ())):
+                    held = expert_slices(plain, path, parameter.format(expert=expert), family, expert)
+                    assert torch.equal(reader.read(group, parameter, expert), held[0]), f"{path} {parameter} {expert}"
     for matrix in plan.dense:
         for block in matrix.blocks:
             held_rows = plain.get_parameter(matrix.parameter)[block.begin : block.end]

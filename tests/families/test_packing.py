@@ -33,8 +33,9 @@ def test_the_packed_folder_holds_every_bit(
 def test_every_expert_parameter_is_packed(family: str, packed: Packed) -> None:
     manifest = PackedFolder.open(packed(family, CODECS[0])).manifest
     held = {
-        group.path: {p.format(expert=e) for p in group.parameters for e in range(len(group.records))}
+        path: {p.format(expert=e) for p in group.parameters for e in range(len(group.records))}
         for group in manifest.expert_groups
+        for path in (group.path, *group.tied_paths)
     }
     expected = expert_parameters(tiny_model(family), family)
     assert held == {path: set(names) for path, names in expected.items()}

@@ -102,22 +102,3 @@ def test_models_without_experts_have_no_groups():
             )
         )
     assert find_expert_groups(model) == []
-
-
-class _Experts(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self._is_expert_parallel = False
-        self.num_experts = 4
-        self.gate_up_proj = torch.nn.Parameter(torch.empty(4, 6, 3, device="meta"))
-        self.down_proj = torch.nn.Parameter(torch.empty(4, 3, 3, device="meta"))
-
-
-def test_tied_experts_are_one_group():
-    model = torch.nn.ModuleDict({"encoder": _Experts(), "decoder": _Experts(), "other": _Experts()})
-    parameters = ("gate_up_proj", "down_proj")
-    model.all_tied_weights_keys = {f"encoder.{name}": f"decoder.{name}" for name in parameters}
-    groups = find_expert_groups(model)
-    assert [(group.path, group.tied_paths) for group in groups] == [("decoder", ("encoder",)), ("other", ())]
-    model.all_tied_weights_keys = {"encoder.down_proj": "decoder.down_proj"}  # only in part: three groups
-    assert [group.tied_paths for group in find_expert_groups(model)] == [(), (), ()]

@@ -10,8 +10,8 @@ interface are listed in ``_FAMILIES`` by class name: a new one is an entry there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,6 @@ class ExpertModules:
     slice_shapes: tuple[tuple[int, int], ...]
     """(rows, columns) of one expert's slice of each parameter, in the order of ``parameters``."""
     layout: ExpertLayout
-    tied_paths: tuple[str, ...] = ()
-    """Other modules whose experts are tied to these: they hold the same weights and are packed once."""
 
     def parameter_name(self, parameter: str, expert: int) -> str:
         """Full name, in the module tree, of the model parameter that holds ``expert``'s matrix."""
@@ -84,19 +82,7 @@ def find_expert_groups(model: nn.Module) -> list[ExpertModules]:
         group = family(path, module) if family is not None else None
         if group is not None and group.parameters:
             groups.append(group)
-    return _merge_tied(groups, getattr(model, "all_tied_weights_keys", None) or {})
-
-
-def _merge_tied(groups: list[ExpertModules], tied: Mapping[str, str]) -> list[ExpertModules]:
-    """``groups`` without those that are tied to another one (``tied``: target to source), which names them instead."""
-    owner = {name: group.path for group in groups for name in group.parameter_names()}
-    sources = {g.path: {owner.get(tied.get(name, "")) for name in g.parameter_names()} for g in groups}
-    tied_to = {path: found.pop() for path, found in sources.items() if len(found) == 1 and None not in found}
-    return [
-        replace(group, tied_paths=tuple(path for path, source in tied_to.items() if source == group.path))
-        for group in groups
-        if group.path not in tied_to
-    ]
+    return groups
 
 
 def is_interface_module(module: nn.Module) -> bool:

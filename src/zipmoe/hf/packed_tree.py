@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -37,24 +36,24 @@ def replace_packed_parameters(model: Any, manifest: Manifest, slot: EngineSlot) 
     described = {experts.path: experts for experts in find_expert_groups(model)}
     replaced: set[str] = set()
     for group in manifest.expert_groups:
-        path = names.resolve(group.path)
-        if path in described:
-            experts = described[path]
-            _check_group(model, experts, group)
-            for holder in (experts, *(replace(experts, path=tied) for tied in experts.tied_paths)):
-                dtype = _computing_dtype(next(iter(holder.parameter_names())), model)
-                replaced.update(holder.parameter_names())
-                install(model, holder, ExpertSource(slot, group.path, holder.num_experts, dtype))
-        elif complete:
-            _mismatch(model, f"it has no experts at {group.path}")
+        for held in (group.path, *group.tied_paths):
+            path = names.resolve(held)
+            if path in described:
+                experts = described[path]
+                _check_group(model, experts, group)
+                dtype = _computing_dtype(next(iter(experts.parameter_names())), model)
+                install(model, experts, ExpertSource(slot, group.path, experts.num_experts, dtype))
+                replaced.update(experts.parameter_names())
+            elif complete:
+                _mismatch(model, f"it has no experts at {held}")
     if not replaced:
         _mismatch(model, "it has none of the packed experts")
-    return replaced | {
-        name
-        for matrix in manifest.dense
-        for parameter in (matrix.parameter, *matrix.tied_parameters)
-        if (name := _replace_dense(model, matrix, parameter, names, slot, complete)) is not None
-    }
+    for matrix in manifest.dense:
+        for parameter in (matrix.parameter, *matrix.tied_parameters):
+            name = _replace_dense(model, matrix, parameter, names, slot, complete)
+            if name is not None:
+                replaced.add(name)
+    return replaced
 
 
 class _Names:

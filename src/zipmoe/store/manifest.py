@@ -86,6 +86,8 @@ class ExpertGroup:
     hold one sub-module per expert the name contains ``{expert}``, e.g. ``expert_{expert}.wi.weight``."""
     records: tuple[Record, ...]
     """Index = expert id."""
+    tied_paths: tuple[str, ...] = ()
+    """Other experts modules of the model that are tied to this one."""
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def _check(manifest: Manifest) -> None:
         _require(record.name not in names and record.name.startswith(RECORD_PREFIX), f"bad name {record.name!r}")
         names.add(record.name)
         _check_record(record, kinds, manifest)
-    paths = [group.path for group in manifest.expert_groups]
+    paths = [path for group in manifest.expert_groups for path in (group.path, *group.tied_paths)]
     _require(len(set(paths)) == len(paths), "two expert groups with one path")
     for group in manifest.expert_groups:
         _require(bool(group.records) and bool(group.parameters), f"group {group.path!r} is empty")

@@ -385,7 +385,13 @@ class _Pack:
             codec=self._settings,
             files=files,
             expert_groups=tuple(
-                ExpertGroup(group.path, group.parameters, tuple(groups[group.path])) for group in self._plan.groups
+                ExpertGroup(
+                    group.path,
+                    group.parameters,
+                    tuple(groups[group.path]),
+                    self._plan.tied_paths.get(group.path, ()),
+                )
+                for group in self._plan.groups
             ),
             dense=tuple(
                 DenseMatrix(

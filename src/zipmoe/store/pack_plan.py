@@ -70,6 +70,8 @@ class PackPlan:
     """Every checkpoint tensor is packed, copied or ignored by the model; nothing else can happen to it."""
 
     groups: tuple[ExpertModules, ...]
+    tied_paths: dict[str, tuple[str, ...]]
+    """For the path of a group, paths of other experts modules that are tied to it."""
     expert_units: dict[str, LoadUnit]
     """Conversion unit of each expert parameter, by full parameter name."""
     dense: tuple[DensePlan, ...]
@@ -144,7 +146,9 @@ def plan_pack(model: Any, source: SourceCheckpoint, *, min_dense_bytes: int = MI
     conversion = plan_conversion(model, source.tensors)
     unit_of_target = {target: unit for unit in conversion.units for target in unit.targets}
     copies = _Copies()
-    packed_groups = _choose_groups(groups, unit_of_target, source, copies)
+    ties = _tie_groups(model)
+    untied, tied_paths = _resolve_tied_groups(groups, unit_of_target, ties)
+    packed_groups = _choose_groups(untied, unit_of_target, source, copies)
     if not packed_groups:
         raise NotAMixtureOfExpertsError(
             f"no expert of {str(source.folder)!r} is stored in BF16: nothing to pack",
@@ -152,7 +156,7 @@ def plan_pack(model: Any, source: SourceCheckpoint, *, min_dense_bytes: int = MI
         )
     expert_units = {name: unit_of_target[name] for group in packed_groups for name in group.parameter_names()}
     expert_targets = {name for group in groups for name in group.parameter_names()}
-    dense = _choose_dense(model, conversion, source, expert_targets, min_dense_bytes, copies, groups)
+    dense = _choose_dense(model, conversion, source, expert_targets, min_dense_bytes, copies, groups, ties)
     copies.add(conversion.unexpected_keys, "unknown to the model (Transformers ignores it with a warning)")
     reasons = tuple(
         UnpackedReason(reason, len(keys), sum(source.tensors[k].bytes for k in keys))
@@ -160,8 +164,38 @@ def plan_pack(model: Any, source: SourceCheckpoint, *, min_dense_bytes: int = MI
         if keys
     )
     return PackPlan(
-        tuple(packed_groups), expert_units, tuple(dense), tuple(copies.keys), reasons, conversion.ignored_keys
+        tuple(packed_groups),
+        tied_paths,
+        expert_units,
+        tuple(dense),
+        tuple(copies.keys),
+        reasons,
+        conversion.ignored_keys,
     )
+
+
+def _resolve_tied_groups(
+    groups: list[ExpertModules], unit_of_target: dict[str, LoadUnit], ties: dict[str, frozenset[str]]
+) -> tuple[list[ExpertModules], dict[str, tuple[str, ...]]]:
+    """Take out the groups that the checkpoint holds only under the names of another group."""
+    present = [g for g in groups if all(name in unit_of_target for name in g.parameter_names())]
+    untied: list[ExpertModules] = []
+    tied_paths: dict[str, tuple[str, ...]] = {}
+    for group in groups:
+        origin = None
+        if group not in present:
+            origin = next((other for other in present if _is_tied(group, other, ties)), None)
+        if origin is None:
+            untied.append(group)
+        else:
+            tied_paths[origin.path] = (*tied_paths.get(origin.path, ()), group.path)
+    return untied, tied_paths
+
+
+def _is_tied(group: ExpertModules, origin: ExpertModules, ties: dict[str, frozenset[str]]) -> bool:
+    pairs = list(zip(group.parameter_names(), origin.parameter_names(), strict=False))
+    same_kind = (group.parameters, group.num_experts) == (origin.parameters, origin.num_experts)
+    return same_kind and all(theirs in ties.get(ours, ()) for ours, theirs in pairs)
 
 
 def _choose_groups(
@@ -210,9 +244,9 @@ def _choose_dense(
     min_dense_bytes: int,
     copies: _Copies,
     groups: list[ExpertModules],
+    ties: dict[str, frozenset[str]],
 ) -> list[DensePlan]:
     dense = []
-    ties = _tie_groups(model)
     present = {unit.targets[0] for unit in conversion.units}
     for unit in conversion.units:
         if expert_targets.intersection(unit.targets):

@@ -46,9 +46,9 @@ def write_plain_shard(
 ) -> tuple[FileEntry, list[str]]:
     """Copy ``tensors`` bit for bit under their original names.
 
-    Transformers computes with plain tensors where they lie in the mapped file, and some float32 products of torch depend
-    on the alignment of their operands. Every tensor therefore keeps its offset modulo 64 from the source file; small U8
-    tensors fill the gaps, because the safetensors format allows none.
+    Transformers computes with plain tensors where they lie in the mapped file, and some float32 products of torch
+    depend on the alignment of their operands. Every tensor therefore keeps its offset modulo 64 from the source file;
+    small U8 tensors fill the gaps, because the safetensors format allows none.
 
     Args:
         path: the file; it appears only when it is complete.
