@@ -7,7 +7,6 @@ import json
 import shutil
 from pathlib import Path
 
-import torch
 from transformers import GenerationConfig, OlmoeForCausalLM, PreTrainedTokenizerBase
 
 RECORD_FILE = "training.json"
@@ -24,7 +23,7 @@ def save_checkpoint(
     """Write a BF16 copy of ``model`` to ``folder``, which is replaced only when everything is on the disk."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    rounded = copy.deepcopy(model).to(torch.bfloat16)
+    rounded = copy.deepcopy(model).bfloat16()
     rounded.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -20,8 +20,8 @@ def continue_story(
     """The prompt and its continuation, and whether the story came to its end within the model's default length."""
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     tokens = model.generate(**inputs, do_sample=True) if sampled else model.generate(**inputs, do_sample=False)
-    ended = tokens[0, -1].item() == tokenizer.eos_token_id
-    return tokenizer.decode(tokens[0], skip_special_tokens=True), ended
+    ended = bool(tokens[0, -1] == tokenizer.eos_token_id)
+    return str(tokenizer.decode(tokens[0], skip_special_tokens=True)), ended
 
 
 def main() -> None:
