@@ -8,7 +8,7 @@ import torch
 from demo.load_balance import expert_load, load_balancing_loss
 from demo.story_batches import IGNORED, batch_of
 from demo.story_grammar import tell_story
-from demo.train import PEAK_LEARNING_RATE, learning_rate
+from demo.train import LAST_LEARNING_RATE_SHARE, WARM_UP_STEPS, learning_rate_share
 
 
 def test_a_batch_holds_whole_stories_and_ignores_its_padding() -> None:
@@ -41,7 +41,7 @@ def test_load_balancing_loss_leaves_padding_out() -> None:
 
 
 def test_learning_rate_warms_up_stays_and_decays() -> None:
-    assert learning_rate(step=0, progress=0.0) == pytest.approx(PEAK_LEARNING_RATE / 100)
-    assert learning_rate(step=500, progress=0.5) == PEAK_LEARNING_RATE
-    assert learning_rate(step=800, progress=0.8) == pytest.approx(PEAK_LEARNING_RATE / 2)
-    assert learning_rate(step=999, progress=1.0) == pytest.approx(PEAK_LEARNING_RATE / 50)
+    assert learning_rate_share(step=0, progress=0.0) == pytest.approx(1 / WARM_UP_STEPS)
+    assert learning_rate_share(step=500, progress=0.5) == 1
+    assert learning_rate_share(step=750, progress=0.75) == pytest.approx(0.5)
+    assert learning_rate_share(step=999, progress=1.0) == LAST_LEARNING_RATE_SHARE
