@@ -1,0 +1,1 @@
+"""A little story-telling Mixture-of-Experts model: its story grammar, its training and its checkpoint."""
