@@ -55,7 +55,7 @@ def _print_tables(summary: FolderSummary) -> None:
         add(layer.name, str(layer.experts), layer.bytes_before, layer.bytes_after)
     before, after = _totals(summary.dense)
     if summary.dense:
-        add(f"{len(summary.dense)} dense matrices", "", before, after)
+        add(f"{len(summary.dense)} dense {'matrix' if len(summary.dense) == 1 else 'matrices'}", "", before, after)
     unpacked = sum(reason.bytes for reason in summary.unpacked)
     add("not packed", "", unpacked, unpacked)
     experts = sum(layer.experts for layer in summary.layers)

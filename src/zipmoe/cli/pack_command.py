@@ -38,14 +38,14 @@ def pack_command(
     from zipmoe.store.pack import PackProgress, pack
 
     folder = resolve_source(source)
-    began = time.monotonic()
-    resumed = 0
-    total = 0
+    began: float | None = None
+    resumed = total = 0
     try:
         with byte_progress() as bar:
 
             def report(progress: PackProgress) -> None:
-                nonlocal resumed, total
+                nonlocal began, resumed, total
+                began = began or time.monotonic()  # the first report comes when the plan is made
                 resumed, total = progress.resumed_bytes, progress.total_bytes
                 bar.update(progress.done_bytes, progress.total_bytes, progress.stage)
 
@@ -53,20 +53,25 @@ def pack_command(
     except KeyboardInterrupt:
         talk("interrupted: run the same command again and it continues where it was")
         raise
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - (began or time.monotonic())
     packed = sum(entry.bytes for entry in manifest.files.values())
     left = sum(reason.bytes for reason in manifest.unpacked)
     experts = sum(len(group.records) for group in manifest.expert_groups)
     if resumed:
         talk(f"continued an interrupted pack: {resumed / 1e9:.2f} GB were already there")
     talk(
-        f"packed {experts} experts in {len(manifest.expert_groups)} layers and {len(manifest.dense)} dense matrices "
+        f"packed {_count(experts, 'expert', 'experts')} in {_count(len(manifest.expert_groups), 'layer', 'layers')} and "
+        f"{_count(len(manifest.dense), 'dense matrix', 'dense matrices')} "
         f"with {settings.name}: {manifest.source_bytes / 1e9:.3f} GB -> {packed / 1e9:.3f} GB "
         f"(ratio {packed / manifest.source_bytes:.4f}) in {seconds:.1f} s, "
         f"{(total - resumed) / 1e6 / max(seconds, 1e-9):.0f} MB/s"
     )
     talk(f"left as they are: {left / 1e6:.1f} MB (zipmoe inspect says why)")
     typer.echo(destination)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _parse_level(level: str | None) -> int | str | None:

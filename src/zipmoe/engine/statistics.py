@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from zipmoe.engine.byte_quantity import format_bytes
+from zipmoe.engine.limits import detect_limits
 from zipmoe.engine.memory_usage import control_group_peak_bytes, peak_resident_bytes
 
 
@@ -74,7 +75,7 @@ class RunReport:
     peak_resident_bytes: int
     """VmHWM of the process: page cache not included."""
     control_group_peak_bytes: int | None
-    """Of the control group: page cache and other processes in the group included; None where unknown."""
+    """Of the control group, page cache and other processes in it included; None where unknown or without a limit."""
 
     def as_dict(self) -> dict[str, Any]:
         """All fields, for JSON."""
@@ -156,5 +157,10 @@ class Statistics:
             wait_seconds=run.wait_seconds,
             decode_seconds=run.decode_seconds,
             peak_resident_bytes=peak_resident_bytes(),
-            control_group_peak_bytes=control_group_peak_bytes(),
+            control_group_peak_bytes=control_group_peak_bytes() if _in_limited_group() else None,
         )
+
+
+def _in_limited_group() -> bool:
+    """Whether a control group limits this process: only then its peak says something about this run."""
+    return any("control group" in limit.source for limit in detect_limits())

@@ -185,6 +185,7 @@ class _Pack:
 
     def run(self, journal: PackJournal) -> Manifest:
         self._check_disk(journal)
+        self._advance(0, "packing")
         files: dict[str, FileEntry] = {}
         records = self._write_records(journal, files)
         manifest = self._manifest(records, files)

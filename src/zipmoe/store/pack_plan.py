@@ -16,7 +16,7 @@ from zipmoe.errors import DamagedCheckpointError, NotAMixtureOfExpertsError, Uns
 from zipmoe.store.manifest import DENSE_BLOCK_BYTES, RECORD_PREFIX, UnpackedReason
 
 BFLOAT16_BYTES = 2
-MIN_DENSE_BYTES = 256 << 10
+MIN_DENSE_BYTES = 64 << 10
 """Dense matrices below this many bytes of BF16 are left as they are: packing them saves nothing that matters."""
 
 
