@@ -60,7 +60,8 @@ def pack_command(
     if resumed:
         talk(f"continued an interrupted pack: {resumed / 1e9:.2f} GB were already there")
     talk(
-        f"packed {_count(experts, 'expert', 'experts')} in {_count(len(manifest.expert_groups), 'layer', 'layers')} and "
+        f"packed {_count(experts, 'expert', 'experts')} in "
+        f"{_count(len(manifest.expert_groups), 'layer', 'layers')} and "
         f"{_count(len(manifest.dense), 'dense matrix', 'dense matrices')} "
         f"with {settings.name}: {manifest.source_bytes / 1e9:.3f} GB -> {packed / 1e9:.3f} GB "
         f"(ratio {packed / manifest.source_bytes:.4f}) in {seconds:.1f} s, "
