@@ -182,10 +182,6 @@ def _longcat_flash() -> Any:
     )
 
 
-def _step3p7() -> Any:
-    return transformers.Step3p7TextConfig(**COMMON)
-
-
 TINY_MODELS: dict[str, TinyModel] = {
     "mixtral": TinyModel("MixtralForCausalLM", _mixtral),
     "mixtral_tied": TinyModel("MixtralForCausalLM", lambda: _mixtral(tie_word_embeddings=True)),
