@@ -45,9 +45,10 @@ from zipmoe.store.pack_plan import (
     meta_model,
     plan_pack,
 )
-from zipmoe.store.plain_shard import file_checksum, group_into_shards, write_plain_shard
+from zipmoe.store.plain_shard import PLAIN_SHARD_BYTES, file_checksum, write_plain_shard
 from zipmoe.store.record_encoder import EncodedRecord, damaged_extent, encode_record
 from zipmoe.store.record_shard import RecordShardWriter
+from zipmoe.store.shard_split import split_into_shards
 
 RECORD_SHARD_SOURCE_BYTES = 4 << 30
 FLUSH_BYTES = 256 << 20
@@ -218,19 +219,8 @@ class _Pack:
 
     # ---- records
 
-    def _shards_of_records(self) -> list[list[RecordPlan]]:
-        shards: list[list[RecordPlan]] = [[]]
-        total = 0
-        for record in self._plan.records():
-            if shards[-1] and total + record.source_bytes > RECORD_SHARD_SOURCE_BYTES:
-                shards.append([])
-                total = 0
-            shards[-1].append(record)
-            total += record.source_bytes
-        return shards
-
     def _write_records(self, journal: PackJournal, files: dict[str, FileEntry]) -> list[Record]:
-        shards = self._shards_of_records()
+        shards = split_into_shards(self._plan.records(), lambda r: r.source_bytes, RECORD_SHARD_SOURCE_BYTES)
         done = list(journal.records)
         planned = [record for shard in shards for record in shard]
         if [r.name for r in done] != [p.name for p in planned[: len(done)]]:
@@ -337,7 +327,8 @@ class _Pack:
     # ---- everything else
 
     def _write_plain(self, files: dict[str, FileEntry], guard: str, weight_map: dict[str, str]) -> None:
-        shards = group_into_shards([self._source.tensors[key] for key in self._plan.plain_keys])
+        tensors = [self._source.tensors[key] for key in self._plan.plain_keys]
+        shards = split_into_shards(tensors, lambda info: info.bytes, PLAIN_SHARD_BYTES)
         for number, shard in enumerate(shards, 1):
             name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
             with_guard = (guard, GUARD_SHAPE) if number == len(shards) else None

@@ -17,24 +17,11 @@ from zipmoe.store.durable_files import durable_writer
 from zipmoe.store.manifest import RECORD_PREFIX, SECTION_ALIGNMENT_BYTES, FileEntry
 from zipmoe.store.record_shard import align
 
-SHARD_BYTES = 2 << 30
+PLAIN_SHARD_BYTES = 2 << 30
 PIECE_BYTES = 32 << 20
 FILLER_PREFIX = f"{RECORD_PREFIX}filler."
 """Names of the tensors that only keep others at their alignment."""
 _HEADER_LENGTH = struct.Struct("<Q")
-
-
-def group_into_shards(tensors: list[TensorInfo], shard_bytes: int = SHARD_BYTES) -> list[list[TensorInfo]]:
-    """Split ``tensors``, in order, into shards of at most ``shard_bytes`` (one tensor at least)."""
-    shards: list[list[TensorInfo]] = [[]]
-    total = 0
-    for info in tensors:
-        if shards[-1] and total + info.bytes > shard_bytes:
-            shards.append([])
-            total = 0
-        shards[-1].append(info)
-        total += info.bytes
-    return shards
 
 
 def write_plain_shard(
