@@ -9,7 +9,10 @@ T = TypeVar("T")
 
 
 def split_into_shards(items: Iterable[T], bytes_of: Callable[[T], int], shard_bytes: int) -> list[list[T]]:
-    """Split ``items``, in order, into shards of at most ``shard_bytes`` (one item at least); one empty shard if none."""
+    """Split ``items``, in order, into shards of at most ``shard_bytes`` and one item at least.
+
+    No items give one empty shard.
+    """
     shards: list[list[T]] = [[]]
     total = 0
     for item in items:
