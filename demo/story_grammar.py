@@ -74,11 +74,11 @@ class Character:
         return self.name
 
     @property
-    def He(self) -> str:  # noqa: N802 - the capital is the point: it begins a sentence
+    def He(self) -> str:  # capital on purpose: it begins a sentence
         return self.he.capitalize()
 
     @property
-    def His(self) -> str:  # noqa: N802
+    def His(self) -> str:
         return self.his.capitalize()
 
     @property
@@ -87,7 +87,7 @@ class Character:
         return with_article(f"{self.trait} {self.kind}")
 
     @property
-    def A(self) -> str:  # noqa: N802
+    def A(self) -> str:
         return self.a.capitalize()
 
     @property

@@ -92,7 +92,7 @@ class Elder:
         return self.title
 
     @property
-    def He(self) -> str:  # noqa: N802 - the capital is the point: it begins a sentence
+    def He(self) -> str:  # capital on purpose: it begins a sentence
         return self.he.capitalize()
 
 
