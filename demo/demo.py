@@ -23,7 +23,7 @@ from zipmoe.errors import BudgetTooSmallError
 HERE = Path(__file__).parent
 MODEL = HERE / "model"
 PACKED = HERE / "work" / "packed"
-PROMPT = "Once upon a time"
+PROMPT = "Once upon a time, there was a brave fox named Tom."
 POOL_ABOVE_FLOOR_BYTES = 3_000_000
 
 
@@ -93,7 +93,7 @@ def _floor() -> int:
 
 def _compare(model: Any, tokenizer: Any) -> bool:
     plain = AutoModelForCausalLM.from_pretrained(MODEL).eval()
-    text = "Once upon a time, there was a little girl. One day she went to the park with her dog."
+    text = "Once upon a time, there was a little rabbit named Ben. Ben liked to play in the garden with his friend."
     inputs = tokenizer(text, return_tensors="pt")["input_ids"]
     equal = True
     for order in ("grouped_mm", "eager"):
