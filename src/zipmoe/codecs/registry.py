@@ -99,8 +99,8 @@ def encode_level(settings: CodecSettings) -> tuple[int, bool]:
 def dense_shards(settings: CodecSettings, rows: int, columns: int) -> int:
     """Shards to encode a dense matrix of this shape with.
 
-    That is ``settings.shards``, but at least one per MiB of exponents: a shard is what must be decompressed to reach one
-    row of an embedding, and what partial decoding needs as scratch memory. Codecs without shards get 1.
+    That is ``settings.shards``, but at least one per MiB of exponents: a shard is what must be decompressed to reach
+    one row of an embedding, and what partial decoding needs as scratch memory. Codecs without shards get 1.
     """
     if not get_codec(settings.name).separable:
         return 1
