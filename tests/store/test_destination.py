@@ -8,9 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tiny_checkpoint import save_tiny_checkpoint
 
-from zipmoe.errors import AlreadyPackedError, InvalidArgumentError, ManifestError, PackMismatchError
+from zipmoe.errors import AlreadyPackedError, InvalidArgumentError, ManifestError, PackMismatchError, ZipMoEError
 from zipmoe.store import pack as pack_module
 from zipmoe.store.manifest import JOURNAL_NAME, MANIFEST_NAME, CodecSettings
 from zipmoe.store.pack import PackProgress, pack
@@ -100,6 +101,47 @@ def test_damage_to_a_finished_file_of_an_interrupted_pack_is_noticed(
         return
     with pytest.raises((PackMismatchError, ManifestError)):
         pack(tiny_source, tmp_path / "packed", FX3)
+
+
+def test_source_changed_between_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fingerprint samples the ends of every tensor; a change in the middle is found by comparing."""
+    monkeypatch.setattr(pack_module, "FLUSH_BYTES", 1)
+    source = save_tiny_checkpoint(tmp_path / "source", max_shard_size="1GB", hidden_size=256, moe_intermediate_size=256)
+    seen = 0
+
+    def stop(progress: PackProgress) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 3:
+            raise _StopError
+
+    with pytest.raises(_StopError):
+        pack(source, tmp_path / "packed", FX3, jobs=1, report=stop)
+    state = load_file(source / "model.safetensors")
+    state["model.layers.0.mlp.experts.0.gate_proj.weight"][128] += 1
+    save_file(state, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(PackMismatchError, match=r"experts\.0' .* is not what .* holds now"):
+        pack(source, tmp_path / "packed", FX3, jobs=1)
+    assert not (tmp_path / "packed" / MANIFEST_NAME).exists()
+
+
+@pytest.mark.parametrize("change", [{"file": "packed-00009-of-00009.safetensors"}, {"length": 1 << 20}])
+def test_journal_that_contradicts_the_files(
+    tiny_source: Path, tmp_path: Path, change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_module, "FLUSH_BYTES", 1)
+
+    def stop(progress: PackProgress) -> None:
+        raise _StopError
+
+    with pytest.raises(_StopError):
+        pack(tiny_source, tmp_path / "packed", FX3, jobs=1, report=stop)
+    journal = tmp_path / "packed" / JOURNAL_NAME
+    first, record = journal.read_text().splitlines()
+    journal.write_text(f"{first}\n{json.dumps({**json.loads(record), **change})}\n")
+    with pytest.raises(ZipMoEError):
+        pack(tiny_source, tmp_path / "packed", FX3, jobs=1)
+    assert not (tmp_path / "packed" / MANIFEST_NAME).exists()
 
 
 def test_journal_that_is_no_journal(tiny_source: Path, tmp_path: Path) -> None:

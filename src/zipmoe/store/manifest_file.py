@@ -35,7 +35,17 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest durably; from then on the folder counts as packed."""
+    """Write the manifest durably; from then on the folder counts as packed.
+
+    Raises:
+        ManifestError: no reader would accept it.
+    """
+    try:
+        _check(manifest)
+    except StructureError as error:
+        raise ManifestError(
+            f"packing into {str(folder)!r} went wrong: {error}", hint="delete the folder and pack again"
+        ) from error
     content = to_json(manifest)
     write_json(folder / MANIFEST_NAME, {**content, CHECKSUM_KEY: _checksum(content)}, indent=None)
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from zipmoe._version import __version__
 from zipmoe.checkpoint.expert_reader import ExpertReader
@@ -48,7 +50,13 @@ from zipmoe.store.pack_plan import (
     plan_pack,
 )
 from zipmoe.store.plain_shard import file_checksum, group_into_shards, write_plain_shard
-from zipmoe.store.record_encoder import EncodedRecord, damaged_extent, encode_record
+from zipmoe.store.record_encoder import (
+    EncodedRecord,
+    bfloat16_bits,
+    damaged_extent,
+    decode_matrix,
+    encode_record,
+)
 from zipmoe.store.record_shard import RecordShardWriter, read_record_shard_header
 
 RECORD_SHARD_SOURCE_BYTES = 4 << 30
@@ -286,7 +294,7 @@ class _Pack:
         writer = RecordShardWriter(path, [plan.name for plan in shard], pack_id, [r.length for r in done])
         try:
             for plan, record in zip(shard, done, strict=False):
-                self._check_resumed(record, writer.read_back(record.offset, record.length), path)
+                self._check_resumed(plan, record, writer.read_back(record.offset, record.length), path)
                 self._resumed_bytes += plan.source_bytes
                 self._advance(plan.source_bytes, "checking what an earlier run wrote")
             records = list(done)
@@ -324,7 +332,7 @@ class _Pack:
         with path.open("rb") as file:
             for plan, record in zip(shard, done, strict=True):
                 data = os.pread(file.fileno(), record.length, record.offset)
-                self._check_resumed(record, np.frombuffer(data, dtype=np.uint8), path)
+                self._check_resumed(plan, record, np.frombuffer(data, dtype=np.uint8), path)
                 self._resumed_bytes += plan.source_bytes
                 self._advance(plan.source_bytes, "checking what an earlier run wrote")
         return done, path.stat().st_size
@@ -332,12 +340,27 @@ class _Pack:
     def _pack_id(self) -> str:
         return pack_identity(self._fingerprint, self._settings)
 
-    @staticmethod
-    def _check_resumed(record: Record, data: Any, path: Path) -> None:
+    def _check_resumed(self, plan: RecordPlan, record: Record, data: npt.NDArray[np.uint8], path: Path) -> None:
+        """What an earlier run wrote is whole, and still what the source holds: the fingerprint samples it only."""
         if data.nbytes != record.length or damaged_extent(data, record) is not None:
             raise PackMismatchError(
                 f"record {record.name!r} of the interrupted pack is damaged in {str(path)!r}",
                 hint="delete the destination folder and pack again",
+            )
+        matrices = self._matrices(plan)
+        try:
+            decoded = [decode_matrix(data, entry, self._settings.name) for entry in record.matrices]
+        except ValueError:  # the journal says something else about the record than its bytes
+            decoded = []
+        same = len(decoded) == len(matrices) and all(
+            np.array_equal(bfloat16_bits(ours), bfloat16_bits(theirs))
+            for ours, (_, theirs) in zip(decoded, matrices, strict=True)
+        )
+        if not same:
+            raise PackMismatchError(
+                f"record {record.name!r} of the interrupted pack in {str(path)!r} is not what "
+                f"{str(self._source.folder)!r} holds now",
+                hint="the source was changed meanwhile: delete the destination folder and pack again",
             )
 
     def _encode_in_order(
@@ -361,17 +384,16 @@ class _Pack:
             for _, future in waiting:
                 future.cancel()
 
-    def _encode(self, plan: RecordPlan) -> EncodedRecord:
+    def _matrices(self, plan: RecordPlan) -> list[tuple[str, torch.Tensor]]:
         if isinstance(plan, ExpertRecordPlan):
-            matrices = [(p, self._reader.read(plan.group, p, plan.expert)) for p in plan.group.parameters]
-            return encode_record(matrices, self._settings, self._settings.shards)
-        return self._encode_dense(plan)
+            return [(p, self._reader.read(plan.group, p, plan.expert)) for p in plan.group.parameters]
+        return [("weight", self._source.read_rows(plan.key, plan.begin, plan.end))]
 
-    def _encode_dense(self, plan: DenseBlockPlan) -> EncodedRecord:
-        rows = self._source.read_rows(plan.key, plan.begin, plan.end)
-        return encode_record(
-            [("weight", rows)], self._settings, dense_shards(self._settings, plan.end - plan.begin, plan.columns)
-        )
+    def _encode(self, plan: RecordPlan) -> EncodedRecord:
+        shards = self._settings.shards
+        if isinstance(plan, DenseBlockPlan):
+            shards = dense_shards(self._settings, plan.end - plan.begin, plan.columns)
+        return encode_record(self._matrices(plan), self._settings, shards)
 
     # ---- everything else
 
