@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,3 +143,17 @@ def test_hostile_json_is_refused(tmp_path: Path) -> None:
     config.write_text('{"text_config": "text"}')
     save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     assert SourceCheckpoint(tmp_path).tensors.keys() == {"weight"}
+
+
+def test_shard_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_tiny_checkpoint(tmp_path / "source", max_shard_size="1GB")
+    open_file = Path.open
+
+    def deny(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.suffix == ".safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", deny)
+    with pytest.raises(DamagedCheckpointError, match=r"cannot read shard .*Permission denied"):
+        SourceCheckpoint(folder)

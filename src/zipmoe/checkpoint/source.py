@@ -303,11 +303,15 @@ def _list_file(folder: Path, file: str) -> dict[str, TensorInfo]:
             f"shard {str(path)!r} is missing", hint="download the checkpoint again, or finish the download"
         )
     try:
-        with safe_open(path, framework="pt", backend="pread"):
-            pass  # validates header, offsets and file length
-        with path.open("rb") as handle:
+        with path.open("rb") as handle:  # first: safetensors says of a file without permission that it is not there
+            with safe_open(path, framework="pt", backend="pread"):
+                pass  # validates header, offsets and file length
             (length,) = struct.unpack("<Q", handle.read(8))
             header = json.loads(handle.read(length))
+    except PermissionError as error:
+        raise DamagedCheckpointError(
+            f"cannot read shard {str(path)!r}: {error.strerror}", hint="ask its owner for permission to read it"
+        ) from error
     except (SafetensorError, OSError, ValueError, struct.error) as error:
         raise DamagedCheckpointError(
             f"shard {str(path)!r} is damaged: {error}", hint="download the checkpoint again, or finish the download"
