@@ -103,6 +103,9 @@ def test_damage_exits_with_1(tiny_packed: Path, tmp_path: Path, capsys: pytest.C
         (["verify", "{packed}", "--against", "/nowhere"], "does not exist"),
         (["verify", "{packed}", "--jobs", "-1"], "--jobs -1"),
         (["frobnicate"], "frobnicate"),
+        (["pack", "{source}", "{source}/config.json/x"], "cannot be created"),
+        (["pack", "~nobody-here/model", "{tmp}/x"], "does not exist"),
+        (["inspect", "~nobody-here/model"], "not a folder"),
     ],
 )
 def test_bad_arguments_exit_with_2_and_one_line(
@@ -160,3 +163,33 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     from zipmoe._version import __version__
 
     assert _run(capsys, "--version") == (0, f"zipmoe {__version__}\n", "")
+
+
+def test_numbers_of_inspect_add_up(tiny_packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads(_run(capsys, "inspect", tiny_packed, "--json")[1])
+    parts = summary["layers"] + summary["dense"]
+    unpacked = sum(reason["bytes"] for reason in summary["unpacked"])
+    before = sum(part["bytes_before"] for part in parts) + unpacked + summary["ignored_source_bytes"]
+    after = sum(part["bytes_after"] for part in parts) + unpacked + summary["header_bytes"]
+    assert (before, after) == (summary["source_bytes"], summary["folder_bytes"])
+    assert summary["ignored_source_bytes"] == 0
+    assert summary["header_bytes"] > 0
+
+
+def test_missing_side_file_is_called_missing(
+    tiny_packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(tiny_packed, tmp_path / "copy"))
+    (copy / "notes.txt").unlink()
+    code, _, err = _run(capsys, "verify", copy)
+    assert code == 0
+    assert "notes.txt is missing" in err
+
+
+def test_errors_of_the_system_are_one_line(
+    tiny_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = _run(capsys, "pack", tiny_source, tmp_path / ("x" * 300))
+    assert (code, out) == (1, "")
+    _assert_one_clear_error(err)
+    assert "File name too long" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,73 @@ def test_config_of_another_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ManifestError, match="mixtral"):
         PackedFolder.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"quantization_config": None}, "does not say that the folder is packed"),
+    ],
+)
+def test_config_that_is_not_the_packs(folder: Path, changes: dict[str, Any], message: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(ManifestError, match=message):
+        PackedFolder.open(folder)
+
+
+def test_index_without_the_plain_tensors(folder: Path) -> None:
+    """Transformers would load random norms and routers from such a folder."""
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    for content in ({"weight_map": {k: v for k, v in index["weight_map"].items() if v.startswith("packed-")}}, {}):
+        path.write_text(json.dumps(content))
+        with pytest.raises(ManifestError, match=path.name):
+            PackedFolder.open(folder)
+    path.unlink()
+    with pytest.raises(ManifestError, match=path.name):
+        PackedFolder.open(folder)
+
+
+def _edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads((folder / MANIFEST_NAME).read_text())
+    content.pop(CHECKSUM_KEY)
+    edit(content)
+    (folder / MANIFEST_NAME).write_text(json.dumps({**content, CHECKSUM_KEY: _checksum(content)}))
+
+
+def _swap_experts(content: dict[str, Any]) -> None:
+    content["expert_groups"][0]["records"][:2] = content["expert_groups"][0]["records"][1::-1]
+
+
+def _swap_layers(content: dict[str, Any]) -> None:
+    first, second = content["expert_groups"]
+    first["path"], second["path"] = second["path"], first["path"]
+
+
+def _swap_dense(content: dict[str, Any]) -> None:
+    dense = {matrix["parameter"]: matrix for matrix in content["dense"]}
+    key, value = (dense[f"model.layers.0.self_attn.{name}_proj.weight"] for name in "kv")
+    key["parameter"], value["parameter"] = value["parameter"], key["parameter"]
+
+
+@pytest.mark.parametrize("edit", [_swap_experts, _swap_layers, _swap_dense])
+def test_matrices_of_one_shape_in_another_order_are_refused(
+    folder: Path, edit: Callable[[dict[str, Any]], None]
+) -> None:
+    _edit_manifest(folder, edit)
+    with pytest.raises(ManifestError, match=r"is not expert|of another matrix"):
+        PackedFolder.open(folder)
+
+
+def test_verify_compares_what_the_manifest_says_about_the_model(tiny_source: Path, folder: Path) -> None:
+    def invent_tie(content: dict[str, Any]) -> None:
+        content["dense"][0]["tied_parameters"] = ["model.norm.weight"]
+
+    _edit_manifest(folder, invent_tie)
+    with pytest.raises(ManifestError, match="does not follow from the checkpoint"):
+        verify(PackedFolder.open(folder), against=tiny_source)
 
 
 def test_every_single_flipped_bit_of_the_manifest_is_refused(folder: Path) -> None:

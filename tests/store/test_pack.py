@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tiny_checkpoint import EXPERTS, LAYERS, save_tiny_checkpoint, tiny_model
 
 from zipmoe.checkpoint.source import SourceCheckpoint
@@ -290,8 +291,10 @@ def test_damaged_sources(tmp_path: Path) -> None:
     shard.write_bytes(whole)
     index = source / "model.safetensors.index.json"
     content = json.loads(index.read_text())
-    del content["weight_map"]["model.layers.0.mlp.experts.3.up_proj.weight"]
+    missing = "model.layers.0.mlp.experts.3.up_proj.weight"
+    file = source / content["weight_map"].pop(missing)
     index.write_text(json.dumps(content))
+    save_file({k: t for k, t in load_file(file).items() if k != missing}, file, metadata={"format": "pt"})
     with pytest.raises(DamagedCheckpointError, match="experts"):
         pack(source, tmp_path / "packed", FX3)
     index.write_text('{"weight_map": {"a": "../../outside.safetensors"}}')

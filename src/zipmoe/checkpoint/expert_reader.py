@@ -28,6 +28,27 @@ _ACTS_ON_EACH_EXPERT: dict[str, Callable[[Any], bool]] = {
 }
 
 
+def acts_on_each_expert(unit: LoadUnit) -> bool:
+    """Whether all operations of the unit's converter treat every expert alike."""
+    operations = unit.converter.operations
+    checks = [_ACTS_ON_EACH_EXPERT.get(type(operation).__name__) for operation in operations]
+    return all(check is not None and check(op) for check, op in zip(checks, operations, strict=True))
+
+
+def check_parameter_shape(model: Any, name: str, shape: tuple[int, ...]) -> None:
+    """Transformers loads no tensor into a parameter of another shape, so nothing may be cut out of one either.
+
+    Raises:
+        DamagedCheckpointError: the checkpoint's tensor for ``name`` has another shape than the model's parameter.
+    """
+    wanted = tuple(model.get_parameter(name).shape)
+    if shape != wanted:
+        raise DamagedCheckpointError(
+            f"the checkpoint gives {name!r} the shape {shape}, the model wants {wanted}",
+            hint="config.json and the weights do not belong together",
+        )
+
+
 class _OneExpertModel:
     """Stands in for the model in operations that compare a slice with the parameter's shape."""
 
@@ -94,9 +115,7 @@ class ExpertReader:
 
     @staticmethod
     def _runs_on_one_expert(unit: LoadUnit, num_experts: int) -> bool:
-        operations = unit.converter.operations
-        checks = [_ACTS_ON_EACH_EXPERT.get(type(operation).__name__) for operation in operations]
-        if not all(check is not None and check(op) for check, op in zip(checks, operations, strict=True)):
+        if not acts_on_each_expert(unit):
             return False
         allowed = {1, num_experts * len(unit.targets)}
         return all(len(keys) in allowed for keys in unit.sources.values())
@@ -131,5 +150,8 @@ class ExpertReader:
     def _convert_whole(self, unit: LoadUnit) -> dict[str, torch.Tensor]:
         with self._whole_lock:
             if self._whole is None or self._whole[0] is not unit:
-                self._whole = (unit, convert_unit(unit, self._source, self._model))
+                converted = convert_unit(unit, self._source, self._model)
+                for name, tensor in converted.items():
+                    check_parameter_shape(self._model, name, tuple(tensor.shape))
+                self._whole = (unit, converted)
             return self._whole[1]

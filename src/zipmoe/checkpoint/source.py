@@ -40,6 +40,9 @@ _TORCH_DTYPES = {
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
@@ -103,7 +106,12 @@ class SourceCheckpoint:
     def _read_bytes(self, info: TensorInfo, offset: int, length: int, shape: tuple[int, ...]) -> torch.Tensor:
         dtype = _TORCH_DTYPES.get(info.dtype)
         if dtype is None:
-            raise UnsupportedCheckpointError(f"tensor {info.key!r} has the dtype {info.dtype}, unknown to torch")
+            raise UnsupportedCheckpointError(
+                f"tensor {info.key!r} has the dtype {info.dtype}, which ZipMoE cannot read",
+                hint="ZipMoE packs BF16 weights; use the BF16 release of this model",
+            )
+        if length == 0:
+            return torch.empty(shape, dtype=dtype)
         data = np.empty(length, dtype=np.uint8)
         done = 0
         while done < length:
@@ -149,7 +157,9 @@ class SourceCheckpoint:
             info = self.tensors[key]
             digest += f"{key}|{info.dtype}|{info.shape}|".encode()
             rows = info.shape[0] if info.shape else 0
-            if rows:
+            if not info.shape:
+                digest += self.read(key).reshape(1).view(torch.uint8).numpy().tobytes()
+            elif info.bytes:
                 row_bytes = max(1, info.bytes // rows)
                 sample = min(rows, max(1, FINGERPRINT_SAMPLE_BYTES // row_bytes))
                 for begin in {0, rows - sample}:
@@ -165,13 +175,21 @@ def _xxh3(data: bytes | bytearray) -> int:
     return int(_native.xxh3_64(np.frombuffer(bytes(data), dtype=np.uint8)))
 
 
+def expand_home(path: Path | str) -> Path:
+    """``~`` and ``~name`` as the shell reads them; a name that nobody here has is left as it is, like in the shell."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def resolve_source(source: str) -> Path:
     """A local folder as it is; ``organisation/model`` is downloaded (or found in the cache) through the hub client.
 
     Raises:
         NotACheckpointError: neither exists.
     """
-    path = Path(source).expanduser()
+    path = expand_home(source)
     if path.is_dir():
         return path
     if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", source):
@@ -203,7 +221,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise NotACheckpointError(f"{str(path)!r} is not readable JSON: {error}") from error
     if not isinstance(config, dict):
         raise NotACheckpointError(f"{str(path)!r} does not hold a JSON object")
@@ -211,7 +229,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
-    quantization = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    text_config = config.get("text_config")
+    nested = text_config.get("quantization_config") if isinstance(text_config, dict) else None
+    quantization = config.get("quantization_config") or nested
     if not quantization:
         return
     method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
@@ -226,12 +246,14 @@ def _refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _list_tensors(folder: Path) -> dict[str, TensorInfo]:
+    """The tensors that Transformers would load: those of the single file where there is one, else all that are in the
+    shards, listed in the index or not."""
     index_path = folder / INDEX_NAME
-    if index_path.is_file():
+    if (folder / SINGLE_FILE_NAME).is_file():
+        expected, files = {}, [SINGLE_FILE_NAME]
+    elif index_path.is_file():
         expected = _read_index(index_path)
         files = sorted(set(expected.values()))
-    elif (folder / SINGLE_FILE_NAME).is_file():
-        expected, files = {}, [SINGLE_FILE_NAME]
     else:
         other = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".h5")]
         raise NotACheckpointError(
@@ -241,14 +263,20 @@ def _list_tensors(folder: Path) -> dict[str, TensorInfo]:
         )
     tensors: dict[str, TensorInfo] = {}
     for file in files:
-        tensors.update(_list_file(folder, file))
+        found = _list_file(folder, file)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise DamagedCheckpointError(
+                f"{str(folder)!r} holds {twice[0]!r} twice: in {tensors[twice[0]].file} and in {file}",
+                hint="shards of two checkpoints are mixed; download the checkpoint again",
+            )
+        tensors.update(found)
     for key, file in expected.items():
         if key not in tensors or tensors[key].file != file:
             raise DamagedCheckpointError(
                 f"{str(index_path)!r} says that {file} holds {key!r}, but it does not",
                 hint="download the checkpoint again",
             )
-    return {key: tensors[key] for key in expected} if expected else tensors
+    return tensors
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -256,7 +284,7 @@ def _read_index(path: Path) -> dict[str, str]:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in weight_map.items()):
             raise TypeError("weight_map must map tensor names to file names")
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise DamagedCheckpointError(
             f"{str(path)!r} is not a readable index: {error!r}", hint="download the checkpoint again"
         ) from error
@@ -275,11 +303,15 @@ def _list_file(folder: Path, file: str) -> dict[str, TensorInfo]:
             f"shard {str(path)!r} is missing", hint="download the checkpoint again, or finish the download"
         )
     try:
-        with safe_open(path, framework="pt", backend="pread"):
-            pass  # validates header, offsets and file length
-        with path.open("rb") as handle:
+        with path.open("rb") as handle:  # first: safetensors says of a file without permission that it is not there
+            with safe_open(path, framework="pt", backend="pread"):
+                pass  # validates header, offsets and file length
             (length,) = struct.unpack("<Q", handle.read(8))
             header = json.loads(handle.read(length))
+    except PermissionError as error:
+        raise DamagedCheckpointError(
+            f"cannot read shard {str(path)!r}: {error.strerror}", hint="ask its owner for permission to read it"
+        ) from error
     except (SafetensorError, OSError, ValueError, struct.error) as error:
         raise DamagedCheckpointError(
             f"shard {str(path)!r} is damaged: {error}", hint="download the checkpoint again, or finish the download"

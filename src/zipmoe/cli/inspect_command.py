@@ -49,7 +49,8 @@ def _print_tables(summary: FolderSummary) -> None:
         column.justify = "right"
 
     def add(name: str, experts: str, before: int, after: int) -> None:
-        table.add_row(name, experts, _megabytes(before), _megabytes(after), f"{after / max(before, 1):.4f}")
+        ratio = f"{after / before:.4f}" if before else ""
+        table.add_row(name, experts, _megabytes(before), _megabytes(after), ratio)
 
     for layer in summary.layers:
         add(layer.name, str(layer.experts), layer.bytes_before, layer.bytes_after)
@@ -58,6 +59,9 @@ def _print_tables(summary: FolderSummary) -> None:
         add(f"{len(summary.dense)} dense {'matrix' if len(summary.dense) == 1 else 'matrices'}", "", before, after)
     unpacked = sum(reason.bytes for reason in summary.unpacked)
     add("not packed", "", unpacked, unpacked)
+    if summary.ignored_source_bytes:
+        add("dropped", "", summary.ignored_source_bytes, 0)
+    add("file headers", "", 0, summary.header_bytes)
     experts = sum(layer.experts for layer in summary.layers)
     add("total", str(experts), summary.source_bytes, summary.folder_bytes)
     console.print(table)

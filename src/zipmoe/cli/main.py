@@ -6,6 +6,8 @@ and a hint, with exit code 2 for bad input and 1 for damaged data.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from typing import Annotated, Any
 
@@ -75,11 +77,15 @@ def main(arguments: list[str] | None = None) -> int:
     except ZipMoEError as error:
         report_error(str(error), error.hint)
         return error.exit_code
+    except OSError as error:  # of the system, not of the data: permissions, a disk that fails, too many open files
+        if error.errno == errno.EPIPE:
+            sys.stderr.close()
+            return EXIT_INTERRUPTED
+        where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
+        report_error(f"{where}{error.strerror or error}")
+        return 1
     except (KeyboardInterrupt, typer.Abort):
         report_error("interrupted")
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
         return EXIT_INTERRUPTED
 
 

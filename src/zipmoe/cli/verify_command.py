@@ -41,7 +41,8 @@ def verify_command(
         result = verify(opened, against=original, jobs=jobs, advance=advance)
     seconds = time.monotonic() - began
     for name in result.changed_side_files:
-        talk(f"note: {name} was changed since the pack (it holds no weights)")
+        what = "was changed since the pack" if (opened.path / name).exists() else "is missing"
+        talk(f"note: {name} {what} (it holds no weights)")
     line = f"{result.records} records ({result.record_bytes / 1e9:.3f} GB) intact"
     if result.against is not None:
         line += (

@@ -53,7 +53,7 @@ def durable_writer(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
-    """Write ``value`` as UTF-8 JSON, durably and atomically."""
+    """Write ``value`` as JSON, durably and atomically; escaped, because names of files need not be valid Unicode."""
     with durable_writer(path) as file:
-        file.write(json.dumps(value, indent=indent, ensure_ascii=False).encode())
+        file.write(json.dumps(value, indent=indent).encode())
         file.write(b"\n")

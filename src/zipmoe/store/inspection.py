@@ -43,7 +43,11 @@ class FolderSummary:
     dense: tuple[PartSummary, ...]
     unpacked: tuple[UnpackedReason, ...]
     ignored_source_keys: int
+    ignored_source_bytes: int
+    """Of the source, in none of the parts above: tensors that were dropped because the model itself ignores them."""
     source_bytes: int
+    header_bytes: int
+    """Of the folder, in none of the parts above: headers of the safetensors files, and the guard tensor."""
     folder_bytes: int
 
     @property
@@ -57,6 +61,7 @@ def summarize(folder: PackedFolder) -> FolderSummary:
     manifest = folder.manifest
     layers = tuple(_part(group.path, len(group.records), list(group.records)) for group in manifest.expert_groups)
     dense = tuple(_part(matrix.parameter, 0, list(matrix.blocks)) for matrix in manifest.dense)
+    unpacked = sum(reason.bytes for reason in manifest.unpacked)
     return FolderSummary(
         path=str(folder.path),
         architecture=manifest.architecture,
@@ -69,7 +74,9 @@ def summarize(folder: PackedFolder) -> FolderSummary:
         dense=dense,
         unpacked=manifest.unpacked,
         ignored_source_keys=len(manifest.ignored_source_keys),
+        ignored_source_bytes=manifest.source_bytes - sum(p.bytes_before for p in layers + dense) - unpacked,
         source_bytes=manifest.source_bytes,
+        header_bytes=folder.file_bytes - sum(p.bytes_after for p in layers + dense) - unpacked,
         folder_bytes=folder.file_bytes,
     )
 

@@ -35,7 +35,17 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest durably; from then on the folder counts as packed."""
+    """Write the manifest durably; from then on the folder counts as packed.
+
+    Raises:
+        ManifestError: no reader would accept it.
+    """
+    try:
+        _check(manifest)
+    except StructureError as error:
+        raise ManifestError(
+            f"packing into {str(folder)!r} went wrong: {error}", hint="delete the folder and pack again"
+        ) from error
     content = to_json(manifest)
     write_json(folder / MANIFEST_NAME, {**content, CHECKSUM_KEY: _checksum(content)}, indent=None)
 
@@ -82,7 +92,11 @@ def parse_manifest(content: Any, where: str) -> Manifest:
         )
     content = dict(content)
     stated = content.pop(CHECKSUM_KEY, None)
-    if stated != _checksum(content):
+    try:
+        actual = _checksum(content)
+    except RecursionError:
+        actual = None
+    if stated != actual or actual is None:
         raise ManifestError(f"{where!r} is damaged: its checksum does not match its content", hint=_REPACK_HINT)
     try:
         manifest = from_json(Manifest, content, "manifest")
@@ -115,7 +129,11 @@ def _check(manifest: Manifest) -> None:
         _check_record(record, kinds, manifest)
     paths = [path for group in manifest.expert_groups for path in (group.path, *group.tied_paths)]
     _require(len(set(paths)) == len(paths), "two expert groups with one path")
+    for name in manifest.files:
+        _require(Path(name).name == name, f"{name!r} is not a plain file name")
     for group in manifest.expert_groups:
+        for expert, record in enumerate(group.records):
+            _require(record.name == f"{RECORD_PREFIX}{group.path}.{expert}", f"{record.name!r} is not expert {expert}")
         _require(bool(group.records) and bool(group.parameters), f"group {group.path!r} is empty")
         first = [(m.rows, m.columns) for m in group.records[0].matrices]
         for record in group.records:
@@ -124,6 +142,11 @@ def _check(manifest: Manifest) -> None:
     for matrix in manifest.dense:
         _require(bool(matrix.blocks), f"dense matrix {matrix.parameter!r} is empty")
         _require(all(len(b.matrices) == 1 for b in matrix.blocks), f"{matrix.parameter!r}: a block is one matrix")
+        numbers = [f".{i}" for i in range(len(matrix.blocks))] if len(matrix.blocks) > 1 else [""]
+        expected = [f"{RECORD_PREFIX}{matrix.parameter}{number}" for number in numbers]
+        _require(
+            [b.name for b in matrix.blocks] == expected, f"{matrix.parameter!r}: blocks of another matrix or order"
+        )
         blocks = [block.matrices[0] for block in matrix.blocks]
         _require(sum(b.rows for b in blocks) == matrix.rows, f"{matrix.parameter!r}: rows do not add up")
         _require(all(b.columns == matrix.columns for b in blocks), f"{matrix.parameter!r}: columns differ")

@@ -16,6 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from zipmoe._version import __version__
 from zipmoe.checkpoint.expert_reader import ExpertReader
 from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, SourceCheckpoint
@@ -46,8 +50,14 @@ from zipmoe.store.pack_plan import (
     plan_pack,
 )
 from zipmoe.store.plain_shard import PLAIN_SHARD_BYTES, file_checksum, write_plain_shard
-from zipmoe.store.record_encoder import EncodedRecord, damaged_extent, encode_record
-from zipmoe.store.record_shard import RecordShardWriter
+from zipmoe.store.record_encoder import (
+    EncodedRecord,
+    bfloat16_bits,
+    damaged_extent,
+    decode_matrix,
+    encode_record,
+)
+from zipmoe.store.record_shard import RecordShardWriter, read_record_shard_header
 from zipmoe.store.shard_split import split_into_shards
 
 RECORD_SHARD_SOURCE_BYTES = 4 << 30
@@ -59,6 +69,9 @@ MEMORY_PER_SOURCE_BYTE = 3.5
 EXPECTED_RATIO = 0.76
 """Packed size over BF16 size that the check for free disk space reckons with."""
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".ckpt")
+
+_OWN_NAMES = (CONFIG_NAME, MANIFEST_NAME, JOURNAL_NAME)
+"""Written by the pack itself: files of these names in the source must not take their place."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,7 @@ def pack(
     model = meta_model(source)
     plan = plan_pack(model, source, min_dense_bytes=min_dense_bytes)
     fingerprint = source.fingerprint()
-    destination.mkdir(parents=True, exist_ok=True)
+    _create(destination)
     journal = PackJournal(
         destination,
         {
@@ -123,6 +136,9 @@ def pack(
         },
     )
     try:
+        if (destination / MANIFEST_NAME).exists():  # another process has finished it since the first look
+            journal.delete()
+            _refuse_finished(destination)
         run = _Pack(source, destination, settings, plan, model, fingerprint, jobs, report or (lambda _: None))
         manifest = run.run(journal)
         journal.delete()
@@ -143,10 +159,7 @@ def _check_destination(source_folder: Path, destination: Path) -> None:
         raise InvalidArgumentError(f"destination {str(destination)!r} is a file", hint="choose a new folder")
     if destination.resolve() == source_folder.resolve():
         raise InvalidArgumentError("source and destination are the same folder", hint="choose a new folder")
-    if (destination / MANIFEST_NAME).exists():
-        raise AlreadyPackedError(
-            f"{str(destination)!r} already holds a packed model", hint="choose another folder, or delete it first"
-        )
+    _refuse_finished(destination)
     if destination.is_dir() and any(destination.iterdir()) and not (destination / JOURNAL_NAME).exists():
         raise InvalidArgumentError(
             f"destination {str(destination)!r} is not empty", hint="choose a new folder; nothing was changed there"
@@ -154,8 +167,28 @@ def _check_destination(source_folder: Path, destination: Path) -> None:
     parent = destination.parent
     while not parent.exists():
         parent = parent.parent
+    if not parent.is_dir():
+        raise InvalidArgumentError(
+            f"{str(parent)!r} is a file: {str(destination)!r} cannot be created", hint="choose another folder"
+        )
     if not os.access(destination if destination.exists() else parent, os.W_OK):
         raise InvalidArgumentError(f"no permission to write {str(destination)!r}", hint="choose another folder")
+
+
+def _refuse_finished(destination: Path) -> None:
+    if (destination / MANIFEST_NAME).exists():
+        raise AlreadyPackedError(
+            f"{str(destination)!r} already holds a packed model", hint="choose another folder, or delete it first"
+        )
+
+
+def _create(destination: Path) -> None:
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"cannot create the folder {str(destination)!r}: {error.strerror}", hint="choose another folder"
+        ) from error
 
 
 class _Pack:
@@ -194,10 +227,14 @@ class _Pack:
         manifest = replace(manifest, guard_tensor=guard)
         weight_map = {record.name: record.file for record in records}
         self._write_plain(files, guard, weight_map)
-        manifest = replace(manifest, files=files, sidecar_files=self._copy_side_files())
+        side_files = self._copy_side_files()
         total = sum(entry.bytes for entry in files.values())
         write_json(self._destination / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": weight_map})
         write_json(self._destination / CONFIG_NAME, self._packed_config())
+        side_files[CONFIG_NAME] = file_checksum(self._destination / CONFIG_NAME)
+        manifest = replace(manifest, files=files, sidecar_files=side_files)
+        for path in leftovers(self._destination):  # of side files that are no longer in the source
+            path.unlink()
         write_manifest(self._destination, manifest)
         return manifest
 
@@ -244,11 +281,11 @@ class _Pack:
         path = self._destination / name
         if path.exists():  # finished by an earlier run
             return self._accept_finished(path, shard, done)
-        pack_id = pack_identity(self._fingerprint, self._settings)
+        pack_id = self._pack_id()
         writer = RecordShardWriter(path, [plan.name for plan in shard], pack_id, [r.length for r in done])
         try:
             for plan, record in zip(shard, done, strict=False):
-                self._check_resumed(record, writer.read_back(record.offset, record.length), path)
+                self._check_resumed(plan, record, writer.read_back(record.offset, record.length), path)
                 self._resumed_bytes += plan.source_bytes
                 self._advance(plan.source_bytes, "checking what an earlier run wrote")
             records = list(done)
@@ -273,22 +310,48 @@ class _Pack:
                 f"{str(path)!r} is finished but the journal lacks {len(shard) - len(done)} of its records",
                 hint="delete the destination folder and pack again",
             )
+        if read_record_shard_header(path) != (self._pack_id(), {r.name: (r.offset, r.length) for r in done}):
+            raise PackMismatchError(
+                f"the header of {str(path)!r} of the interrupted pack is not what the journal says",
+                hint="delete the destination folder and pack again",
+            )
+        if path.stat().st_size != done[-1].offset + done[-1].length:
+            raise PackMismatchError(
+                f"{str(path)!r} of the interrupted pack has another length than the journal says",
+                hint="delete the destination folder and pack again",
+            )
         with path.open("rb") as file:
             for plan, record in zip(shard, done, strict=True):
                 data = os.pread(file.fileno(), record.length, record.offset)
-                import numpy as np
-
-                self._check_resumed(record, np.frombuffer(data, dtype=np.uint8), path)
+                self._check_resumed(plan, record, np.frombuffer(data, dtype=np.uint8), path)
                 self._resumed_bytes += plan.source_bytes
                 self._advance(plan.source_bytes, "checking what an earlier run wrote")
         return done, path.stat().st_size
 
-    @staticmethod
-    def _check_resumed(record: Record, data: Any, path: Path) -> None:
+    def _pack_id(self) -> str:
+        return pack_identity(self._fingerprint, self._settings)
+
+    def _check_resumed(self, plan: RecordPlan, record: Record, data: npt.NDArray[np.uint8], path: Path) -> None:
+        """What an earlier run wrote is whole, and still what the source holds: the fingerprint samples it only."""
         if data.nbytes != record.length or damaged_extent(data, record) is not None:
             raise PackMismatchError(
                 f"record {record.name!r} of the interrupted pack is damaged in {str(path)!r}",
                 hint="delete the destination folder and pack again",
+            )
+        matrices = self._matrices(plan)
+        try:
+            decoded = [decode_matrix(data, entry, self._settings.name) for entry in record.matrices]
+        except ValueError:  # the journal says something else about the record than its bytes
+            decoded = []
+        same = len(decoded) == len(matrices) and all(
+            np.array_equal(bfloat16_bits(ours), bfloat16_bits(theirs))
+            for ours, (_, theirs) in zip(decoded, matrices, strict=True)
+        )
+        if not same:
+            raise PackMismatchError(
+                f"record {record.name!r} of the interrupted pack in {str(path)!r} is not what "
+                f"{str(self._source.folder)!r} holds now",
+                hint="the source was changed meanwhile: delete the destination folder and pack again",
             )
 
     def _encode_in_order(
@@ -312,17 +375,16 @@ class _Pack:
             for _, future in waiting:
                 future.cancel()
 
-    def _encode(self, plan: RecordPlan) -> EncodedRecord:
+    def _matrices(self, plan: RecordPlan) -> list[tuple[str, torch.Tensor]]:
         if isinstance(plan, ExpertRecordPlan):
-            matrices = [(p, self._reader.read(plan.group, p, plan.expert)) for p in plan.group.parameters]
-            return encode_record(matrices, self._settings, self._settings.shards)
-        return self._encode_dense(plan)
+            return [(p, self._reader.read(plan.group, p, plan.expert)) for p in plan.group.parameters]
+        return [("weight", self._source.read_rows(plan.key, plan.begin, plan.end))]
 
-    def _encode_dense(self, plan: DenseBlockPlan) -> EncodedRecord:
-        rows = self._source.read_rows(plan.key, plan.begin, plan.end)
-        return encode_record(
-            [("weight", rows)], self._settings, dense_shards(self._settings, plan.end - plan.begin, plan.columns)
-        )
+    def _encode(self, plan: RecordPlan) -> EncodedRecord:
+        shards = self._settings.shards
+        if isinstance(plan, DenseBlockPlan):
+            shards = dense_shards(self._settings, plan.end - plan.begin, plan.columns)
+        return encode_record(self._matrices(plan), self._settings, shards)
 
     # ---- everything else
 
@@ -343,11 +405,16 @@ class _Pack:
 
     def _copy_side_files(self) -> dict[str, int]:
         checksums = {}
-        for path in sorted(self._source.folder.rglob("*")):
-            relative = path.relative_to(self._source.folder)
+        folder = self._source.folder
+        own_folder = self._destination.resolve()
+        if own_folder.is_relative_to(folder.resolve()):  # packed into a folder inside of the source
+            own_folder = folder / own_folder.relative_to(folder.resolve())
+        for path in sorted(folder.rglob("*")):
+            relative = path.relative_to(folder)
             hidden = any(part.startswith(".") for part in relative.parts)
             weights = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json")
-            if hidden or weights or not path.is_file() or str(relative) == CONFIG_NAME:
+            ours = str(relative) in _OWN_NAMES or path.is_relative_to(own_folder)
+            if hidden or weights or ours or not path.is_file():
                 continue
             target = self._destination / relative
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -406,6 +473,6 @@ def pack_identity(fingerprint: str, settings: CodecSettings) -> str:
     return f"{fingerprint}-{settings.name}-{settings.level}-{settings.shards}"
 
 
-def leftovers(folder: Path) -> list[str]:
-    """Names of partial files in ``folder``."""
-    return sorted(p.name for p in folder.iterdir() if p.name.endswith(PARTIAL_SUFFIX))
+def leftovers(folder: Path) -> list[Path]:
+    """Partial files in ``folder`` and below."""
+    return sorted(folder.rglob(f".*{PARTIAL_SUFFIX}"))

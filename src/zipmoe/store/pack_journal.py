@@ -56,8 +56,10 @@ class PackJournal:
             return []
         try:
             found = json.loads(lines[0])
+            if not isinstance(found, dict):
+                raise StructureError("its first line is not a JSON object")
             records = [from_json(Record, json.loads(line)) for line in lines[1:]]
-        except (ValueError, StructureError) as error:
+        except (ValueError, RecursionError) as error:
             raise PackMismatchError(
                 f"the journal {str(self.path)!r} of an interrupted pack is damaged: {error}",
                 hint=f"delete {str(folder)!r} and pack again",
@@ -92,6 +94,6 @@ class PackJournal:
 
     def delete(self) -> None:
         """Remove the journal: the pack is finished."""
-        self.path.unlink()
+        self.path.unlink(missing_ok=True)
         self._file.close()
         flush_directory(self.path.parent)

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from zipmoe.checkpoint.conversion_plan import ConversionPlan, LoadUnit, plan_conversion
-from zipmoe.checkpoint.expert_modules import ExpertModules, find_expert_groups
+from zipmoe.checkpoint.expert_modules import ExpertLayout, ExpertModules, find_expert_groups
+from zipmoe.checkpoint.expert_reader import acts_on_each_expert, check_parameter_shape
 from zipmoe.checkpoint.source import SourceCheckpoint
 from zipmoe.errors import DamagedCheckpointError, NotAMixtureOfExpertsError, UnsupportedCheckpointError
 from zipmoe.store.manifest import DENSE_BLOCK_BYTES, RECORD_PREFIX, UnpackedReason
@@ -110,24 +111,36 @@ def meta_model(source: SourceCheckpoint) -> Any:
     import transformers
     from transformers import AutoConfig
 
-    try:
-        config = AutoConfig.from_pretrained(source.folder)
-    except (ValueError, KeyError, OSError) as error:
-        first_line = str(error).splitlines()[0] if str(error) else repr(error)
+    try:  # False: never ask on the terminal whether to run code of the checkpoint
+        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
+    except Exception as error:  # configurations are classes of a hundred families, each with checks of its own
         raise UnsupportedCheckpointError(
             f"Transformers {transformers.__version__} cannot read the configuration of {str(source.folder)!r}: "
-            f"{first_line}",
-            hint="a newer Transformers may know this model",
+            f"{_first_line(error)}",
+            hint="a newer Transformers may know this model; remote code is not supported",
         ) from error
-    names = config.architectures or []
-    architecture = getattr(transformers, names[0], None) if names else None
-    if architecture is None:
+    names = source.config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    architecture = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not (isinstance(architecture, type) and hasattr(architecture, "_from_config")):
         raise UnsupportedCheckpointError(
             f"Transformers {transformers.__version__} has no class for the architecture {names or 'none given'}",
             hint="a newer Transformers may know this model; remote code is not supported",
         )
-    with torch.device("meta"):
-        return architecture._from_config(config, dtype=torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            return architecture._from_config(config, dtype=torch.bfloat16)
+    except Exception as error:  # whatever the family's constructor makes of numbers that do not fit together
+        raise UnsupportedCheckpointError(
+            f"Transformers {transformers.__version__} cannot build {name} from the configuration of "
+            f"{str(source.folder)!r}: {_first_line(error)}",
+            hint="config.json is damaged, or of another model",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [repr(error)]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def plan_pack(model: Any, source: SourceCheckpoint, *, min_dense_bytes: int = MIN_DENSE_BYTES) -> PackPlan:
@@ -148,7 +161,7 @@ def plan_pack(model: Any, source: SourceCheckpoint, *, min_dense_bytes: int = MI
     copies = _Copies()
     ties = _tie_groups(model)
     untied, tied_paths = _resolve_tied_groups(groups, unit_of_target, ties)
-    packed_groups = _choose_groups(untied, unit_of_target, source, copies)
+    packed_groups = _choose_groups(model, untied, unit_of_target, source, copies)
     if not packed_groups:
         raise NotAMixtureOfExpertsError(
             f"no expert of {str(source.folder)!r} is stored in BF16: nothing to pack",
@@ -199,7 +212,11 @@ def _is_tied(group: ExpertModules, origin: ExpertModules, ties: dict[str, frozen
 
 
 def _choose_groups(
-    groups: list[ExpertModules], unit_of_target: dict[str, LoadUnit], source: SourceCheckpoint, copies: _Copies
+    model: Any,
+    groups: list[ExpertModules],
+    unit_of_target: dict[str, LoadUnit],
+    source: SourceCheckpoint,
+    copies: _Copies,
 ) -> list[ExpertModules]:
     chosen = []
     seen: set[int] = set()
@@ -213,6 +230,7 @@ def _choose_groups(
         units = {id(unit_of_target[name]): unit_of_target[name] for name in names}
         for unit in units.values():
             _check_complete(unit, source)
+            _check_fits(model, unit, source, group)
         dtypes = {source.tensors[key].dtype for unit in units.values() for key in unit.keys}
         if dtypes == {"BF16"}:
             chosen.append(group)
@@ -234,6 +252,32 @@ def _check_complete(unit: LoadUnit, source: SourceCheckpoint) -> None:
             f"{most[1][0]!r}: some experts are missing",
             hint="download the checkpoint again, or finish the download",
         )
+
+
+def _check_fits(model: Any, unit: LoadUnit, source: SourceCheckpoint, group: ExpertModules) -> None:
+    """As many experts as the model has: neither may one be missing, nor may surplus ones be dropped silently."""
+    first = unit.targets[0]
+    if unit.converter is None:
+        if len(unit.keys) > 1:
+            raise DamagedCheckpointError(
+                f"{str(source.folder)!r} holds {first!r} under several names: {', '.join(map(repr, unit.keys))}",
+                hint="delete all but one of them",
+            )
+        check_parameter_shape(model, first, source.tensors[unit.only_key].shape)
+        return
+    if group.layout is not ExpertLayout.STACKED or not acts_on_each_expert(unit):
+        return  # converted whole: the reader checks what comes out
+    experts = model.get_parameter(first).shape[0]
+    wanted = experts * len(unit.targets)
+    for keys in unit.sources.values():
+        stacked = len(keys) == 1 and wanted > 1
+        found = (source.tensors[keys[0]].shape or (0,))[0] if stacked else len(keys)
+        if found != (experts if stacked else wanted):
+            raise DamagedCheckpointError(
+                f"{str(source.folder)!r} has {found} experts in tensors like {keys[0]!r}, but the model has "
+                f"{experts if stacked else wanted}",
+                hint="config.json and the weights do not belong together, or the download is incomplete",
+            )
 
 
 def _choose_dense(
@@ -303,10 +347,12 @@ def _reason_to_copy(
     infos = [source.tensors[key] for key in unit.keys]
     if any(info.dtype != "BF16" for info in infos):
         return "not BF16"
-    if any(len(info.shape) != 2 for info in infos):
+    if any(len(info.shape) != 2 or 0 in info.shape for info in infos):
         return "not a matrix (norms, biases, buffers)"
     if sum(info.bytes for info in infos) < min_dense_bytes:
         return f"smaller than {min_dense_bytes >> 10} KiB"
+    if unit.converter is None and len(infos) > 1:
+        return "stored under several names"
     path, _, leaf = target.rpartition(".")
     module = model.get_submodule(path)
     if leaf != "weight" or not isinstance(module, nn.Linear | nn.Embedding):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zipmoe.checkpoint.source import CONFIG_NAME
+from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, expand_home
 from zipmoe.errors import CorruptRecordError, ManifestError, MissingShardError, TruncatedShardError
 from zipmoe.store.manifest import Manifest
 from zipmoe.store.manifest_file import read_manifest
@@ -40,11 +40,12 @@ class PackedFolder:
             TruncatedShardError: a file has another length.
             CorruptRecordError: a file with unpacked tensors is damaged.
         """
-        folder = Path(path).expanduser()
+        folder = expand_home(path)
         manifest = read_manifest(folder)
         opened = cls(folder, manifest)
         opened._check_files()
         opened._check_record_shards()
+        opened._check_index()
         opened._check_config()
         return opened
 
@@ -91,6 +92,14 @@ class PackedFolder:
                     hint=_COPY_HINT,
                 )
 
+    def _check_index(self) -> None:
+        """Transformers finds the files through the index: one that lacks a file would load random tensors."""
+        index = self._read_json(INDEX_NAME).get("weight_map")
+        if not isinstance(index, dict) or {str(file) for file in index.values()} != self.manifest.files.keys():
+            raise ManifestError(
+                f"{str(self.path / INDEX_NAME)!r} does not list the files that the manifest lists", hint=_COPY_HINT
+            )
+
     def _check_config(self) -> None:
         config = self.config()
         if config.get("model_type") != self.manifest.model_type:
@@ -99,17 +108,32 @@ class PackedFolder:
                 f"the manifest of a {self.manifest.model_type!r} model",
                 hint=_COPY_HINT,
             )
+        architectures = config.get("architectures")
+        if not isinstance(architectures, list) or self.manifest.architecture not in architectures[:1]:
+            raise ManifestError(
+                f"{CONFIG_NAME} of {str(self.path)!r} names the architecture {architectures!r}, "
+                f"the manifest {self.manifest.architecture!r}",
+                hint=_COPY_HINT,
+            )
+        quantization = config.get("quantization_config")
+        if not isinstance(quantization, dict) or quantization.get("quant_method") != "zipmoe":
+            raise ManifestError(
+                f"{CONFIG_NAME} of {str(self.path)!r} does not say that the folder is packed", hint=_COPY_HINT
+            )
 
     def config(self) -> dict[str, Any]:
         """The content of ``config.json``."""
-        path = self.path / CONFIG_NAME
+        return self._read_json(CONFIG_NAME)
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(config, dict):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(content, dict):
                 raise ValueError("not a JSON object")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ManifestError(f"{str(path)!r} is not readable: {error}", hint=_COPY_HINT) from error
-        return config
+        return content
 
     @property
     def file_bytes(self) -> int:

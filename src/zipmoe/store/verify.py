@@ -133,6 +133,24 @@ class _Original:
             plan.name: (plan.group, plan.expert) for plan in self._plan.records() if isinstance(plan, ExpertRecordPlan)
         }
         self._blocks = {p.name: p for p in self._plan.records() if isinstance(p, DenseBlockPlan)}
+        self._compare_structure(manifest)
+
+    def _compare_structure(self, manifest: Manifest) -> None:
+        """What the manifest says about the model is what follows from the checkpoint."""
+        groups = {g.path: (g.parameters, g.num_experts) for g in self._plan.groups}
+        ties = {m.parameter: m.tied_parameters for m in self._plan.dense}
+        found_groups = {g.path: (g.parameters, len(g.records)) for g in manifest.expert_groups}
+        found_ties = {m.parameter: m.tied_parameters for m in manifest.dense}
+        wrong = [p for p in groups.keys() | found_groups.keys() if groups.get(p) != found_groups.get(p)]
+        wrong += [p for p, tied in found_ties.items() if ties.get(p) != tied]
+        if set(manifest.ignored_source_keys) != set(self._plan.ignored_keys):
+            wrong += sorted(set(manifest.ignored_source_keys) ^ set(self._plan.ignored_keys))
+        if wrong:
+            raise ManifestError(
+                f"what the manifest says about {min(wrong)!r} does not follow from the checkpoint "
+                f"{str(self._source.folder)!r}",
+                hint=_COPY_HINT,
+            )
 
     def compare(self, record: Record, entry: MatrixEntry, decoded: torch.Tensor) -> None:
         if record.name in self._experts:
