@@ -41,7 +41,7 @@ def expected(talking_source: Path) -> tuple[list[int], str]:
 def test_tokens_and_text_of_plain_transformers(
     talking_packed: Path, expected: tuple[list[int], str], options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = [talking_packed, "--memory", "2GB", "--prompt", PROMPT, "--max-new-tokens", 12, "--ignore-eos", *options]
+    common = [talking_packed, "--memory", "8GB", "--prompt", PROMPT, "--max-new-tokens", 12, "--ignore-eos", *options]
     code, out, err = _run(capsys, *common, "--json")
     assert code == 0, err
     result = json.loads(out)
@@ -54,7 +54,7 @@ def test_tokens_and_text_of_plain_transformers(
     assert statistics["ttft_seconds"] > 0
     assert statistics["hits"] + statistics["misses"] > 0
     mode = "exact" if options else "fast"
-    for piece in (f"mode {mode}", "codec fx3", "budget 2.00 GB", "reads", "pool"):
+    for piece in (f"mode {mode}", "codec fx3", "budget 8.00 GB", "reads", "pool"):
         assert piece in result["mode"]
     assert result["mode"] in err  # the mode line is the first thing that a person sees
     code, out, err = _run(capsys, *common)
@@ -65,7 +65,7 @@ def test_tokens_and_text_of_plain_transformers(
 
 
 def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = [talking_packed, "--memory", "2GB", "--max-new-tokens", 6, "--ignore-eos", "--json"]
+    common = [talking_packed, "--memory", "8GB", "--max-new-tokens", 6, "--ignore-eos", "--json"]
     code, out, _ = _run(capsys, *common, "--prompt-ids", "5, 6 7")
     assert (code, json.loads(out)["prompt_tokens"], json.loads(out)["text"]) == (0, 3, None)
     code, out, _ = _run(capsys, *common, "--prompt", "a dog", "--chat")
@@ -86,16 +86,16 @@ def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.Captu
         (["--memory", "-1GB", "--prompt", "a"], "-1GB"),
         (["--memory", "1MB", "--prompt", "a"], "floor of"),
         (["--memory", "100000GB", "--prompt", "a"], "was asked for"),
-        (["--memory", "2GB"], "--prompt or --prompt-ids"),
-        (["--memory", "2GB", "--prompt", "a", "--prompt-ids", "1"], "--prompt or --prompt-ids"),
-        (["--memory", "2GB", "--prompt", ""], "prompt is empty"),
-        (["--memory", "2GB", "--prompt-ids", "1,x"], "not a list of numbers"),
-        (["--memory", "2GB", "--prompt-ids", "9999"], "vocabulary"),
-        (["--memory", "2GB", "--prompt-ids", "-1"], "vocabulary"),
-        (["--memory", "2GB", "--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens 0"),
-        (["--memory", "2GB", "--prompt", "a", "--max-new-tokens", "many"], "--max-new-tokens"),
-        (["--memory", "2GB", "--prompt", "a", "--temperature", "-1"], "temperature"),
-        (["--memory", "2GB", "--prompt", "a", "--combine", "alphabetical"], "alphabetical"),
+        (["--memory", "8GB"], "--prompt or --prompt-ids"),
+        (["--memory", "8GB", "--prompt", "a", "--prompt-ids", "1"], "--prompt or --prompt-ids"),
+        (["--memory", "8GB", "--prompt", ""], "prompt is empty"),
+        (["--memory", "8GB", "--prompt-ids", "1,x"], "not a list of numbers"),
+        (["--memory", "8GB", "--prompt-ids", "9999"], "vocabulary"),
+        (["--memory", "8GB", "--prompt-ids", "-1"], "vocabulary"),
+        (["--memory", "8GB", "--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens 0"),
+        (["--memory", "8GB", "--prompt", "a", "--max-new-tokens", "many"], "--max-new-tokens"),
+        (["--memory", "8GB", "--prompt", "a", "--temperature", "-1"], "temperature"),
+        (["--memory", "8GB", "--prompt", "a", "--combine", "alphabetical"], "alphabetical"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_line(
@@ -131,7 +131,7 @@ def test_damage_is_met_as_a_named_error_and_no_token_follows(
             data[record.offset + record.extents[0].length // 2] ^= 1
             (copy / record.file).write_bytes(data)
         break
-    code, out, err = _run(capsys, copy, "--memory", "2GB", "--prompt", PROMPT)
+    code, out, err = _run(capsys, copy, "--memory", "8GB", "--prompt", PROMPT)
     assert (code, out.strip()) == (1, "")
     assert "packed-00001" in err
     assert "zipmoe.model.layers.0.mlp.experts." in err

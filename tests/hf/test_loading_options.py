@@ -35,29 +35,29 @@ def change_config(folder, **changes):
 
 
 def test_arguments_reach_the_engine(mixtral):
-    settings = zipmoe.ZipMoEConfig(memory="2GB", mode="exact", verify="first", io_threads=2, decode_threads=1)
+    settings = zipmoe.ZipMoEConfig(memory="8GB", mode="exact", verify="first", io_threads=2, decode_threads=1)
     with pytest.warns(UserWarning, match="loading attributes"):
         model = mixtral.load(quantization_config=settings)
     assert model.zipmoe_mode == "exact"
-    assert model.zipmoe_engine.budget.total_bytes == 2_000_000_000
+    assert model.zipmoe_engine.budget.total_bytes == 8_000_000_000
     line = model.zipmoe_mode_line()
-    for words in ("mode exact", "grouped_mm", "2 threads", "1 thread", "first", "2.00 GB"):
+    for words in ("mode exact", "grouped_mm", "2 threads", "1 thread", "first", "8.00 GB"):
         assert words in line, line
 
 
 @pytest.mark.filterwarnings("error")
 def test_load_takes_memory_and_mode(mixtral):
-    model = zipmoe.load(str(mixtral.folder), memory="1.5GB", mode="exact")
-    assert (model.zipmoe_mode, model.zipmoe_engine.budget.total_bytes) == ("exact", 1_500_000_000)
+    model = zipmoe.load(str(mixtral.folder), memory="7.5GB", mode="exact")
+    assert (model.zipmoe_mode, model.zipmoe_engine.budget.total_bytes) == ("exact", 7_500_000_000)
 
 
 def test_the_environment_is_the_default_of_memory_and_mode(mixtral, monkeypatch):
-    monkeypatch.setenv("ZIPMOE_MEMORY", "1.25GB")
+    monkeypatch.setenv("ZIPMOE_MEMORY", "7.25GB")
     monkeypatch.setenv("ZIPMOE_MODE", "exact")
     model = mixtral.load()
-    assert (model.zipmoe_mode, model.zipmoe_engine.budget.total_bytes) == ("exact", 1_250_000_000)
-    model = zipmoe.load(mixtral.folder, memory="2GB", mode="fast")
-    assert (model.zipmoe_mode, model.zipmoe_engine.budget.total_bytes) == ("fast", 2_000_000_000)
+    assert (model.zipmoe_mode, model.zipmoe_engine.budget.total_bytes) == ("exact", 7_250_000_000)
+    model = zipmoe.load(mixtral.folder, memory="8GB", mode="fast")
+    assert (model.zipmoe_mode, model.zipmoe_engine.budget.total_bytes) == ("fast", 8_000_000_000)
     monkeypatch.setenv("ZIPMOE_MODE", "slow")
     with pytest.raises(InvalidArgumentError, match="ZIPMOE_MODE"):
         mixtral.load()
@@ -90,9 +90,9 @@ def test_a_budget_below_the_floor_is_refused_before_weights_are_loaded(mixtral, 
 
 
 def test_only_two_keys_are_stored():
-    settings = zipmoe.ZipMoEConfig(memory="2GB", mode="exact")
+    settings = zipmoe.ZipMoEConfig(memory="8GB", mode="exact")
     assert json.loads(settings.to_json_string()) == {"quant_method": "zipmoe", "format_version": 1}
-    assert settings.get_loading_attributes()["memory"] == "2GB"
+    assert settings.get_loading_attributes()["memory"] == "8GB"
 
 
 def test_an_unknown_format_version_is_refused(copy):

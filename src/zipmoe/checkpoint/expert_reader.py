@@ -2,7 +2,7 @@
 
 A conversion unit can be run on one expert when each of its operations treats every expert alike: stacking per-expert
 tensors (``MergeModulelist(dim=0)``), joining or reordering along another dimension, transposing two others. Units
-with any other operation are converted whole, once, and kept until the next unit is asked for.
+with any other operation are converted whole, once, and kept until the next layer's are asked for.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from zipmoe.checkpoint.conversion_plan import LoadUnit, conversion_errors, conve
 from zipmoe.checkpoint.expert_modules import ExpertLayout, ExpertModules
 from zipmoe.checkpoint.source import SourceCheckpoint
 from zipmoe.errors import DamagedCheckpointError
+
+WHOLE_UNITS_KEPT = 2
+"""An expert's matrices (gate and up, down) come from up to two units, and its neighbours from the same ones."""
 
 _ACTS_ON_EACH_EXPERT: dict[str, Callable[[Any], bool]] = {
     "MergeModulelist": lambda op: op.dim == 0,
@@ -77,7 +80,7 @@ class ExpertReader:
         self._source = source
         self._units = units
         self._whole_lock = threading.Lock()
-        self._whole: tuple[LoadUnit, dict[str, torch.Tensor]] | None = None
+        self._whole: dict[int, dict[str, torch.Tensor]] = {}
 
     def read(self, group: ExpertModules, parameter: str, expert: int) -> torch.Tensor:
         """The matrix of ``expert`` in ``parameter`` (one of ``group.parameters``), in the checkpoint's dtype.
@@ -149,9 +152,11 @@ class ExpertReader:
 
     def _convert_whole(self, unit: LoadUnit) -> dict[str, torch.Tensor]:
         with self._whole_lock:
-            if self._whole is None or self._whole[0] is not unit:
+            if id(unit) not in self._whole:
+                while len(self._whole) >= WHOLE_UNITS_KEPT:
+                    del self._whole[next(iter(self._whole))]
                 converted = convert_unit(unit, self._source, self._model)
                 for name, tensor in converted.items():
                     check_parameter_shape(self._model, name, tuple(tensor.shape))
-                self._whole = (unit, converted)
-            return self._whole[1]
+                self._whole[id(unit)] = converted
+            return self._whole[id(unit)]

@@ -5,10 +5,8 @@ memory.
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +80,6 @@ class SourceCheckpoint:
         self.config = _read_config(folder)
         _refuse_quantized(folder, self.config)
         self.tensors = _list_tensors(folder)
-        self._descriptors: dict[str, int] = {}
-        self._lock = threading.Lock()
 
     @property
     def total_bytes(self) -> int:
@@ -113,38 +109,21 @@ class SourceCheckpoint:
         if length == 0:
             return torch.empty(shape, dtype=dtype)
         data = np.empty(length, dtype=np.uint8)
-        done = 0
-        while done < length:
-            count = os.preadv(self._descriptor(info.file), [data[done:].data], info.offset + offset + done)
-            if count == 0:
-                raise DamagedCheckpointError(
-                    f"shard {str(self.folder / info.file)!r} ends inside tensor {info.key!r}",
-                    hint="download the checkpoint again",
-                )
-            done += count
+        path = self.folder / info.file
+        try:
+            # Opened for each read: a checkpoint may have more shards than a process may have open files.
+            with path.open("rb", buffering=0) as file:
+                file.seek(info.offset + offset)
+                done = 0
+                while done < length and (count := file.readinto(data[done:].data)):
+                    done += count
+        except OSError as error:
+            raise DamagedCheckpointError(f"cannot read {str(path)!r}: {error.strerror}") from error
+        if done < length:
+            raise DamagedCheckpointError(
+                f"shard {str(path)!r} ends inside tensor {info.key!r}", hint="download the checkpoint again"
+            )
         return torch.from_numpy(data).view(dtype).reshape(shape)
-
-    def _descriptor(self, file: str) -> int:
-        with self._lock:
-            if file not in self._descriptors:
-                try:
-                    self._descriptors[file] = os.open(self.folder / file, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise DamagedCheckpointError(
-                        f"cannot open {str(self.folder / file)!r}: {error.strerror}"
-                    ) from error
-            return self._descriptors[file]
-
-    def close(self) -> None:
-        """Close all files."""
-        with self._lock:
-            for descriptor in self._descriptors.values():
-                os.close(descriptor)
-            self._descriptors.clear()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_lock"):
-            self.close()
 
     def fingerprint(self, keys: Iterable[str] | None = None) -> str:
         """xxh3-64 (16 hex digits) over the names, dtypes and shapes of all tensors and over samples of their data.
