@@ -2,6 +2,7 @@
 // that Ctrl-C is honoured.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -9,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -36,6 +38,11 @@ using RowNumbers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::dev
 using ExtentTuple = std::tuple<uint64_t, uint64_t, uint64_t>;
 using SectionPairs = std::vector<std::pair<uint64_t, uint64_t>>;
 using MatrixTuple = std::tuple<uint64_t, uint64_t, SectionPairs, std::vector<uint32_t>>;
+using SlotArray = std::array<uint32_t, kPoolCount>;
+using PoolClassTuple = std::tuple<uint64_t, std::vector<uint64_t>, uint32_t>;
+using PoolGroupTuple = std::tuple<uint32_t, std::vector<uint32_t>, SlotArray>;
+using PoolsTuple = std::tuple<std::vector<PoolClassTuple>, std::vector<PoolGroupTuple>, std::optional<double>, double,
+                              std::string>;
 
 VerifyMode parse_verify_mode(const std::string& text) {
   if (text == "always") return VerifyMode::always;
@@ -66,6 +73,23 @@ uint32_t add_record(RecordTable& table, std::string record_name, uint32_t file, 
   return table.add_record(std::move(record));
 }
 
+PoolOptions pool_options(const PoolsTuple& tuple) {
+  const auto& [classes, groups, tolerance, half_life_requests, read_order] = tuple;
+  PoolOptions options;
+  for (const auto& [full_bytes, part_bytes, staging] : classes) {
+    PoolClass shape{.full_bytes = full_bytes, .part_bytes = {}, .staging = staging};
+    for (size_t part = 0; part < part_bytes.size(); ++part) shape.part_bytes.at(part) = part_bytes[part];
+    options.classes.push_back(shape);
+  }
+  for (const auto& [pool_class, experts, slots] : groups) {
+    options.groups.push_back({.pool_class = pool_class, .experts = experts, .slots = {slots}});
+  }
+  options.tolerance = tolerance;
+  options.half_life_requests = half_life_requests;
+  options.read_order = parse_order_kind(read_order);
+  return options;
+}
+
 // The threads of an engine do not exist in a forked child, so there nothing may be waited for: the child's copy is
 // abandoned, and every call refused.
 class ProcessBoundEngine {
@@ -91,7 +115,8 @@ class ProcessBoundEngine {
 void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::string& verify, uint32_t io_threads,
                  uint32_t decode_threads, const std::string& io_mode, const std::string& instruction_set,
                  const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
-                 const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes) {
+                 const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes,
+                 const std::optional<PoolsTuple>& pools) {
   EngineOptions options;
   options.verify = parse_verify_mode(verify);
   options.decode_threads = decode_threads;
@@ -105,9 +130,11 @@ void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::
       continue;
     }
     options.class_of_record.push_back(static_cast<uint32_t>(size_class));
+    if (pools) continue;
     options.size_classes.at(static_cast<size_t>(size_class)).slot_limit += 1;
   }
   options.scratch_bytes = scratch_bytes;
+  if (pools) options.pools = pool_options(*pools);
   nb::gil_scoped_release release;
   new (self) ProcessBoundEngine(table, std::move(options));
 }
@@ -157,13 +184,36 @@ void gather(const ProcessBoundEngine& self, const std::vector<uint32_t>& blocks,
   self.get().gather(blocks, {rows.data(), rows.size()}, {out.data(), out.size()});
 }
 
+using ArenaArray = nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>>;
+
 // The array keeps the arena mapped, also after close(); it then reads as zeros.
-nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>> scratch(const ProcessBoundEngine& self, uint32_t index) {
-  const std::span<uint8_t> buffer = self.get().scratch(index);
+ArenaArray arena_array(const ProcessBoundEngine& self, std::span<uint8_t> buffer) {
   auto arena = std::make_unique<std::shared_ptr<Arena>>(self.get().arena());
   nb::capsule owner(arena.get(), [](void* pointer) noexcept { delete static_cast<std::shared_ptr<Arena>*>(pointer); });
   arena.release();
-  return nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>>(buffer.data(), {buffer.size() / sizeof(uint16_t)}, owner);
+  return ArenaArray(buffer.data(), {buffer.size() / sizeof(uint16_t)}, owner);
+}
+
+ArenaArray scratch(const ProcessBoundEngine& self, uint32_t index) {
+  return arena_array(self, self.get().scratch(index));
+}
+
+ArenaArray whole_arena(const ProcessBoundEngine& self) {
+  const std::shared_ptr<Arena> arena = self.get().arena();
+  return arena_array(self, {arena->data(), arena->bytes()});
+}
+
+std::vector<SlotArray> slot_arrays(const std::vector<PoolSlots>& groups) {
+  std::vector<SlotArray> result;
+  for (const PoolSlots& slots : groups) result.push_back(slots.experts);
+  return result;
+}
+
+void resize_pools(const ProcessBoundEngine& self, const std::vector<SlotArray>& slots) {
+  nb::gil_scoped_release release;
+  std::vector<PoolSlots> groups;
+  for (const SlotArray& experts : slots) groups.push_back({experts});
+  self.get().resize_pools(groups);
 }
 
 nb::dict counters(const ProcessBoundEngine& self) {
@@ -176,6 +226,15 @@ nb::dict counters(const ProcessBoundEngine& self) {
   result["hits"] = counted.hits;
   result["misses"] = counted.misses;
   result["evictions"] = counted.evictions;
+  result["full_hits"] = counted.by_residency[static_cast<size_t>(Residency::full)];
+  result["compressed_hits"] = counted.by_residency[static_cast<size_t>(Residency::both_chunks)];
+  result["sign_mantissa_hits"] = counted.by_residency[static_cast<size_t>(Residency::sign_mantissa)];
+  result["exponent_hits"] = counted.by_residency[static_cast<size_t>(Residency::exponent)];
+  result["promotions"] = counted.promotions;
+  result["demotions"] = counted.demotions;
+  const bool separable = self.get().table().codec().capabilities().separable;
+  result["exponent_read_bytes"] = separable ? counted.part_read_bytes[0] : 0;
+  result["sign_mantissa_read_bytes"] = separable ? counted.part_read_bytes[1] : 0;
   result["requests"] = counted.requests;
   result["reads"] = counted.read.reads;
   result["read_bytes"] = counted.read.bytes;
@@ -234,17 +293,22 @@ void bind_engine(nb::module_& module) {
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
       .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a,
            "io_mode"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
-           "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense.")
+           "pools"_a = nb::none(),
+           "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "
+           "classes: (classes: (F slot bytes, slot bytes of each part, staged experts), groups: (class, records, slots "
+           "of F, C, S, E), tolerance of ranks or None, half-life of counts in requests, order of reads).")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
       .def(
           "begin_request",
-          [](const ProcessBoundEngine& self, std::vector<uint32_t> records, bool ascending) {
+          [](const ProcessBoundEngine& self, std::vector<uint32_t> records, bool ascending,
+             std::vector<uint32_t> tokens) {
             without_gil([&] {
               self.get().begin_request(std::move(records),
-                                       ascending ? HandOutOrder::ascending : HandOutOrder::as_available);
+                                       ascending ? HandOutOrder::ascending : HandOutOrder::as_available,
+                                       std::move(tokens));
             });
           },
-          "records"_a, "ascending"_a)
+          "records"_a, "ascending"_a, "tokens"_a = std::vector<uint32_t>(), "tokens: routed to each record, or none.")
       .def("next_expert", &next_expert, "Position of the next resident record in the request's list, or None.")
       .def("end_request", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().end_request(); }); })
       .def("decode", &decode, "record"_a, "matrix"_a, "row_begin"_a, "row_end"_a, "out"_a)
@@ -257,6 +321,23 @@ void bind_engine(nb::module_& module) {
             without_gil([&] { self.get().resize_pool(size_class, slots); });
           },
           "size_class"_a, "slots"_a)
+      .def("resize_pools", &resize_pools, "slots"_a, "Slots of F, C, S, E of each group.")
+      .def_prop_ro("pool_slots", [](const ProcessBoundEngine& self) { return slot_arrays(self.get().pool_slots()); })
+      .def_prop_ro("pool_occupancy",
+                   [](const ProcessBoundEngine& self) { return slot_arrays(self.get().pool_occupancy()); })
+      .def(
+          "decoded_offset",
+          [](const ProcessBoundEngine& self, uint32_t record, uint32_t matrix) {
+            return self.get().decoded_offset(record, matrix);
+          },
+          "record"_a, "matrix"_a, "Byte offset in the arena of a matrix that is decoded (pool F), or None.")
+      .def("arena", &whole_arena, "The arena as uint16 array, without copying; only what was committed may be read.")
+      .def(
+          "residency",
+          [](const ProcessBoundEngine& self, uint32_t record) {
+            return static_cast<uint32_t>(self.get().residency(record));
+          },
+          "record"_a, "0 (F), 1 (C), 2 (S), 3 (E) or 4 (M).")
       .def(
           "resident", [](const ProcessBoundEngine& self, uint32_t record) { return self.get().resident(record); },
           "record"_a)

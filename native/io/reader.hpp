@@ -33,6 +33,15 @@ struct ReadJob {
   uint8_t* destination = nullptr;
   uint64_t tag = 0;  // returned with the completion
   ReadSink* sink = nullptr;
+  // One read into two places: the bytes from this position on go to `rest_destination`. 0: all go to `destination`.
+  uint64_t split = 0;
+  uint8_t* rest_destination = nullptr;
+
+  // Bytes from `position` on that lie together in memory.
+  uint64_t contiguous_bytes(uint64_t position) const { return (position < split ? split : length) - position; }
+  uint8_t* destination_of(uint64_t position) const {
+    return split > 0 && position >= split ? rest_destination + (position - split) : destination + position;
+  }
 };
 
 struct ReadCounters {

@@ -41,9 +41,13 @@ void ThreadPoolReader::submit(const ReadJob& job) {
   if (job.sink == nullptr || job.destination == nullptr)
     throw std::invalid_argument("a read needs a destination and a sink");
   if (job.length == 0) throw std::invalid_argument("a read needs at least one byte");
+  if (job.split > 0 && (job.split >= job.length || job.rest_destination == nullptr)) {
+    throw std::invalid_argument("a split read needs bytes and a destination on both sides");
+  }
   auto pending = std::make_shared<Pending>();
   pending->job = job;
-  pending->chunks_left = static_cast<uint32_t>((job.length + options_.chunk_bytes - 1) / options_.chunk_bytes);
+  const auto chunks = [this](uint64_t bytes) { return (bytes + options_.chunk_bytes - 1) / options_.chunk_bytes; };
+  pending->chunks_left = static_cast<uint32_t>(chunks(job.split) + chunks(job.length - job.split));
   {
     std::unique_lock lock(mutex_);
     room_available_.wait(lock, [this] { return outstanding_ < options_.queue_capacity; });
@@ -68,7 +72,7 @@ void ThreadPoolReader::serve() {
     if (queue_.empty()) return;  // stopping, and nothing is left to complete
     std::shared_ptr<Pending> pending = queue_.front();
     const uint64_t begin = pending->next_chunk;
-    const uint64_t length = std::min(options_.chunk_bytes, pending->job.length - begin);
+    const uint64_t length = std::min(options_.chunk_bytes, pending->job.contiguous_bytes(begin));
     pending->next_chunk = begin + length;
     if (pending->next_chunk == pending->job.length) queue_.pop_front();
     const bool skip = stopping_ || pending->error_number != 0;
@@ -78,7 +82,7 @@ void ThreadPoolReader::serve() {
       outcome.error_number = ECANCELED;
     } else {
       const ReadJob& job = pending->job;
-      outcome = files_[job.file].read(job.offset + begin, length, job.destination + begin);
+      outcome = files_[job.file].read(job.offset + begin, length, job.destination_of(begin));
     }
     finish_chunk(pending, outcome);
     pending.reset();

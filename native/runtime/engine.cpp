@@ -1,6 +1,7 @@
 #include "runtime/engine.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <unordered_set>
 #include <utility>
@@ -10,6 +11,9 @@ namespace {
 
 // Dense records in flight at once: enough to keep the reader's threads busy.
 constexpr uint64_t kDenseLoadsInFlight = 8;
+
+// The paper's tolerance of ranks, as a share of the experts.
+constexpr double kDefaultTolerance = 0.1;
 
 uint64_t scratch_stride(uint64_t bytes) {
   return round_up(std::max<uint64_t>(bytes, 1) + kReadableTailBytes, kHugePageBytes);
@@ -39,8 +43,48 @@ std::unique_ptr<Reader> make_reader(const RecordTable& table, const EngineOption
   return std::make_unique<ThreadPoolReader>(table.files(), options.reader);
 }
 
+void require_fit(bool condition, const RecordTable& table, RecordIndex record, const char* what) {
+  if (!condition) throw std::invalid_argument("record " + table[record].name + " " + what);
+}
+
+void check_pools(const RecordTable& table, const EngineOptions& options) {
+  const PoolOptions& pools = *options.pools;
+  const bool separable = table.codec().capabilities().separable;
+  std::vector<bool> pooled(table.size());
+  for (const PoolGroup& group : pools.groups) {
+    const PoolClass& shape = pools.classes.at(group.pool_class);
+    if ((shape.part_bytes[1] > 0) != separable) {
+      throw std::invalid_argument("parts are held apart with separable codecs, and only with them");
+    }
+    for (const RecordIndex record : group.experts) {
+      require_fit(options.class_of_record.at(record) != ExpertCache::kNotCached, table, record, "is not an expert");
+      require_fit(table[record].extents.front().offset == 0, table, record, "does not begin with its first extent");
+      for (uint32_t extent = 0; extent < table[record].extents.size(); ++extent) {
+        const Section part = table.part(record, extent);
+        require_fit(part.offset % kReadAlignmentBytes == 0, table, record, "has parts that cannot be read alone");
+        require_fit(part.length <= shape.part_bytes[extent], table, record, "does not fit into the slots of its parts");
+      }
+      require_fit(table.decoded_bytes(record) <= shape.full_bytes, table, record, "does not fit into an F slot");
+      pooled[record] = true;
+    }
+  }
+  for (RecordIndex i = 0; i < table.size(); ++i) {
+    const bool expert = options.class_of_record[i] != ExpertCache::kNotCached;
+    require_fit(pooled[i] == expert, table, i, "is an expert without a group");
+  }
+}
+
+uint64_t reserved_bytes(const EngineOptions& options) {
+  return options.pools ? PoolMemory::reserved_bytes(options.pools->classes, options.pools->groups)
+                       : ExpertCache::reserved_bytes(options.size_classes);
+}
+
 const EngineOptions& checked(const RecordTable& table, const EngineOptions& options) {
   if (options.class_of_record.size() != table.size()) throw std::invalid_argument("every record needs a size class");
+  if (options.pools) {
+    check_pools(table, options);
+    return options;
+  }
   for (RecordIndex i = 0; i < table.size(); ++i) {
     const uint32_t size_class = options.class_of_record[i];
     if (size_class == ExpertCache::kNotCached) continue;
@@ -62,7 +106,7 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
     : table_(std::move(table)),
       options_(checked(table_, options)),
       fixed_bytes_(dense_bytes(table_, options_) + total_scratch_bytes(options_)),
-      arena_(std::make_shared<Arena>(fixed_bytes_ + ExpertCache::reserved_bytes(options_.size_classes))),
+      arena_(std::make_shared<Arena>(fixed_bytes_ + reserved_bytes(options_))),
       verifier_(table_, options_.verify),
       dense_offsets_(table_.size()),
       dense_loaded_(table_.size()),
@@ -79,8 +123,12 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
     offset += scratch_stride(bytes);
   }
   if (offset > 0) arena_->commit(0, offset);
-  cache_ = std::make_unique<ExpertCache>(*arena_, offset, options_.size_classes, options_.class_of_record,
-                                         options_.eviction_policy);
+  if (options_.pools) {
+    lay_out_pools(offset);
+  } else {
+    cache_ = std::make_unique<ExpertCache>(*arena_, offset, options_.size_classes, options_.class_of_record,
+                                           options_.eviction_policy);
+  }
   decoder_ = std::make_unique<RowDecoder>(table_.codec(), options_.instruction_set, options_.decode_threads);
   if (!reader) reader = make_reader(table_, options_);
   loader_ = std::make_unique<RecordLoader>(table_, verifier_, std::move(reader));
@@ -89,6 +137,19 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
 }
 
 Engine::~Engine() { close(); }
+
+void Engine::lay_out_pools(uint64_t offset) {
+  const PoolOptions& pools = *options_.pools;
+  pool_memory_ = std::make_unique<PoolMemory>(*arena_, offset, pools.classes, pools.groups, table_.size());
+  for (const PoolGroup& group : pools.groups) {
+    const auto experts = static_cast<uint32_t>(group.experts.size());
+    dispatch_.push_back(std::make_unique<RankDispatch>(
+        RankDispatchOptions{.experts = experts,
+                            .slots = group.slots,
+                            .tolerance = pools.tolerance.value_or(kDefaultTolerance * experts),
+                            .half_life_requests = pools.half_life_requests}));
+  }
+}
 
 void Engine::require_open() const {
   if (closed_) throw std::logic_error("the engine is closed");
@@ -121,7 +182,19 @@ LoadProgress Engine::load_dense(std::chrono::milliseconds timeout) {
   return dense_progress_;
 }
 
-void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order) {
+// What reading and decoding have taken so far; until both have been seen, they count as equally fast.
+ReadRates Engine::measured_rates() const {
+  ReadRates rates;
+  const ReadCounters read = loader_->reader().counters();
+  if (read.busy_seconds <= 0 || read.bytes == 0 || counters_.decode_seconds <= 0 || counters_.decoded_bytes == 0) {
+    return rates;
+  }
+  rates.read_bytes_per_second = static_cast<double>(read.bytes) / read.busy_seconds;
+  rates.decode_bytes_per_second = static_cast<double>(counters_.decoded_bytes) / counters_.decode_seconds;
+  return rates;
+}
+
+void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order, std::vector<uint32_t> tokens) {
   std::lock_guard lock(mutex_);
   require_open();
   if (request_) throw std::logic_error("another request is open");
@@ -133,9 +206,23 @@ void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order)
     }
     if (!seen.insert(record).second) throw std::invalid_argument("a request names each expert once");
   }
-  requested_ = records;
-  request_ = std::make_unique<ExpertRequest>(*cache_, *loader_, std::move(records), order);
   handed_out_.reset();
+  requested_ = records;
+  if (!pool_memory_) {
+    request_ = std::make_unique<ExpertRequest>(*cache_, *loader_, std::move(records), order);
+    return;
+  }
+  const uint32_t group = records.empty() ? 0 : pool_memory_->expert(records.front()).group;
+  auto request = std::make_unique<PooledRequest>(PoolContext{.table = table_,
+                                                             .memory = *pool_memory_,
+                                                             .dispatch = *dispatch_.at(group),
+                                                             .loader = *loader_,
+                                                             .decoder = *decoder_,
+                                                             .rates = measured_rates(),
+                                                             .read_order = options_.pools->read_order},
+                                                 std::move(records), std::move(tokens), order);
+  pooled_request_ = request.get();
+  request_ = std::move(request);
 }
 
 RequestStep Engine::next_expert(std::chrono::milliseconds timeout) {
@@ -155,12 +242,17 @@ void Engine::end_request() {
 
 void Engine::account_request() {
   if (!request_) return;
+  counters_ = with_request(counters_);
   counters_.requests += 1;
-  counters_.hits += request_->hits();
-  counters_.misses += request_->misses();
-  counters_.wait_seconds += request_->wait_seconds();
+  pooled_request_ = nullptr;
   request_.reset();
   handed_out_.reset();
+}
+
+void Engine::require_handed_out(RecordIndex record) const {
+  if (handed_out_ != record) {
+    throw std::logic_error("record " + table_[record].name + " is not the one that the request handed out last");
+  }
 }
 
 MatrixView Engine::readable_view(RecordIndex record, uint32_t matrix) const {
@@ -170,9 +262,8 @@ MatrixView Engine::readable_view(RecordIndex record, uint32_t matrix) const {
     if (!dense_loaded_[record]) throw std::logic_error("record " + table_[record].name + " is not loaded");
     return table_.view(record, matrix, arena_->data() + dense_offsets_[record]);
   }
-  if (handed_out_ != record) {
-    throw std::logic_error("record " + table_[record].name + " is not the one that the request handed out last");
-  }
+  require_handed_out(record);
+  if (pool_memory_) return table_.view(record, matrix, pooled_request_->current_places());
   return table_.view(record, matrix, cache_->data(record));
 }
 
@@ -184,6 +275,11 @@ void Engine::decode(RecordIndex record, uint32_t matrix, uint64_t row_begin, uin
   if (row_begin > row_end || row_end > view.shape.rows) throw std::out_of_range("rows outside of the matrix");
   const uint64_t weights = (row_end - row_begin) * view.shape.columns;
   if (out.size() < weights) throw std::invalid_argument("the output is too small for the rows");
+  if (in_full_pool(record)) {
+    const uint8_t* decoded = pool_memory_->full(record) + table_.decoded_offset(record, matrix);
+    std::memcpy(out.data(), decoded + row_begin * view.shape.columns * sizeof(uint16_t), weights * sizeof(uint16_t));
+    return;
+  }
   const auto begin = std::chrono::steady_clock::now();
   try {
     decoder_->decode(view, row_begin, row_end, out.data());
@@ -225,9 +321,48 @@ void Engine::gather(std::span<const RecordIndex> blocks, std::span<const int64_t
   counters_.decoded_bytes += weights * sizeof(uint16_t);
 }
 
+bool Engine::in_full_pool(RecordIndex record) const {
+  return pool_memory_ && options_.class_of_record.at(record) != ExpertCache::kNotCached &&
+         pool_memory_->residency(record) == Residency::full;
+}
+
+std::optional<uint64_t> Engine::decoded_offset(RecordIndex record, uint32_t matrix) const {
+  std::lock_guard lock(mutex_);
+  require_open();
+  if (record >= table_.size()) throw std::out_of_range("no record " + std::to_string(record));
+  if (matrix >= table_[record].matrices.size()) throw std::out_of_range("no such matrix in the record");
+  require_handed_out(record);
+  if (!in_full_pool(record)) return std::nullopt;
+  const uint8_t* decoded = pool_memory_->full(record) + table_.decoded_offset(record, matrix);
+  return static_cast<uint64_t>(decoded - arena_->data());
+}
+
+void Engine::resize_pools(std::span<const PoolSlots> slots) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  if (!pool_memory_) throw std::logic_error("this engine has one pool of whole records");
+  if (request_) throw std::logic_error("the pools cannot change their sizes while a request is open");
+  const std::vector<PoolGroup>& groups = options_.pools->groups;
+  if (slots.size() != groups.size()) throw std::invalid_argument("every group needs its numbers of slots");
+  for (uint32_t group = 0; group < groups.size(); ++group) {
+    for (uint32_t pool = 0; pool < kPoolCount; ++pool) {
+      if (slots[group].experts[pool] > groups[group].slots.experts[pool]) {
+        throw std::invalid_argument("more slots than at the beginning");
+      }
+    }
+  }
+  for (uint32_t group = 0; group < groups.size(); ++group) {
+    for (const PoolMove& move : dispatch_[group]->resize(slots[group])) {
+      pool_memory_->settle(groups[group].experts[move.expert], {}, move.to);
+    }
+  }
+  pool_memory_->resize(slots);
+}
+
 void Engine::resize_pool(uint32_t size_class, uint32_t slots) {
   std::lock_guard lock(mutex_);
   require_open();
+  if (pool_memory_) throw std::logic_error("this engine has pools by residency");
   if (request_) throw std::logic_error("the pool cannot change its size while a request is open");
   if (slots == 0) throw std::invalid_argument("every size class needs a slot");
   cache_->resize(size_class, slots);
@@ -235,27 +370,51 @@ void Engine::resize_pool(uint32_t size_class, uint32_t slots) {
 
 std::vector<SizeClass> Engine::size_classes() const {
   std::lock_guard lock(mutex_);
-  return cache_->classes();
+  return cache_ ? cache_->classes() : std::vector<SizeClass>();
+}
+
+std::vector<PoolSlots> Engine::pool_slots() const {
+  std::lock_guard lock(mutex_);
+  std::vector<PoolSlots> slots;
+  if (!pool_memory_) return slots;
+  for (const PoolGroup& group : pool_memory_->groups()) slots.push_back(group.slots);
+  return slots;
+}
+
+std::vector<PoolSlots> Engine::pool_occupancy() const {
+  std::lock_guard lock(mutex_);
+  std::vector<PoolSlots> occupancy;
+  if (!pool_memory_) return occupancy;
+  for (uint32_t group = 0; group < pool_memory_->groups().size(); ++group) {
+    occupancy.push_back(pool_memory_->held(group));
+  }
+  return occupancy;
 }
 
 uint64_t Engine::pool_bytes() const {
   std::lock_guard lock(mutex_);
-  return cache_->pool_bytes();
+  return pool_memory_ ? pool_memory_->slot_bytes() : cache_->pool_bytes();
 }
 
 bool Engine::resident(RecordIndex record) const {
+  const Residency found = residency(record);
+  return found == Residency::full || found == Residency::both_chunks;
+}
+
+Residency Engine::residency(RecordIndex record) const {
   std::lock_guard lock(mutex_);
   if (record >= table_.size()) throw std::out_of_range("no record " + std::to_string(record));
-  return options_.class_of_record[record] == ExpertCache::kNotCached ? dense_loaded_[record] : cache_->resident(record);
+  const bool dense = options_.class_of_record[record] == ExpertCache::kNotCached;
+  if (!dense && pool_memory_) return pool_memory_->residency(record);
+  const bool whole = dense ? dense_loaded_[record] : cache_->resident(record);
+  return whole ? Residency::both_chunks : Residency::miss;
 }
 
 void Engine::close() {
   std::lock_guard lock(mutex_);
   if (closed_) return;
   account_request();
-  counters_.read = loader_->reader().counters();
-  counters_.verify_seconds = verifier_.seconds();
-  counters_.evictions = cache_->evictions();
+  counters_ = with_parts(counters_);
   loader_.reset();
   decoder_.reset();
   arena_->release(0, arena_->bytes());
@@ -266,15 +425,39 @@ EngineCounters Engine::counters() const {
   std::lock_guard lock(mutex_);
   EngineCounters result = counters_;
   if (closed_) return result;
-  result.read = loader_->reader().counters();
-  result.verify_seconds = verifier_.seconds();
-  result.evictions = cache_->evictions();
-  if (request_) {
-    result.hits += request_->hits();
-    result.misses += request_->misses();
-    result.wait_seconds += request_->wait_seconds();
+  return with_parts(with_request(std::move(result)));
+}
+
+// Counts that others keep.
+EngineCounters Engine::with_parts(EngineCounters counted) const {
+  counted.read = loader_->reader().counters();
+  counted.part_read_bytes = loader_->part_bytes();
+  counted.verify_seconds = verifier_.seconds();
+  counted.evictions = pool_memory_ ? pool_memory_->dropped() : cache_->evictions();
+  if (pool_memory_) {
+    counted.promotions = pool_memory_->promotions();
+    counted.demotions = pool_memory_->demotions();
   }
-  return result;
+  return counted;
+}
+
+// What the open request has added so far.
+EngineCounters Engine::with_request(EngineCounters counted) const {
+  if (!request_) return counted;
+  counted.hits += request_->hits();
+  counted.misses += request_->misses();
+  counted.wait_seconds += request_->wait_seconds();
+  if (pooled_request_ == nullptr) {
+    counted.by_residency[static_cast<size_t>(Residency::both_chunks)] += request_->hits();
+    counted.by_residency[static_cast<size_t>(Residency::miss)] += request_->misses();
+    return counted;
+  }
+  for (size_t i = 0; i < counted.by_residency.size(); ++i) {
+    counted.by_residency[i] += pooled_request_->by_residency()[i];
+  }
+  counted.decoded_bytes += pooled_request_->decoded_bytes();
+  counted.decode_seconds += pooled_request_->decode_seconds();
+  return counted;
 }
 
 }  // namespace zipmoe

@@ -2,6 +2,7 @@
 // no model families. Calls are serialised; one request at a time.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -13,14 +14,26 @@
 
 #include "cache/arena.hpp"
 #include "cache/expert_cache.hpp"
+#include "cache/pool_dispatch.hpp"
+#include "cache/pool_memory.hpp"
 #include "io/thread_pool_reader.hpp"
 #include "runtime/expert_request.hpp"
+#include "runtime/pooled_request.hpp"
 #include "runtime/record_loader.hpp"
 #include "runtime/record_table.hpp"
 #include "runtime/record_verifier.hpp"
 #include "runtime/row_decoder.hpp"
 
 namespace zipmoe {
+
+// Experts in the pools F, C, S and E by what is in memory of them, instead of one pool of whole records.
+struct PoolOptions {
+  std::vector<PoolClass> classes;
+  std::vector<PoolGroup> groups;    // every expert is in one
+  std::optional<double> tolerance;  // of the dispatch, in ranks; default: a tenth of the group's experts
+  double half_life_requests = 16;   // of activation counts
+  OrderKind read_order = OrderKind::cache_affinity;
+};
 
 struct EngineOptions {
   VerifyMode verify = VerifyMode::always;
@@ -31,12 +44,18 @@ struct EngineOptions {
   std::vector<uint32_t> class_of_record;  // ExpertCache::kNotCached: resident from the start (dense)
   std::vector<uint64_t> scratch_bytes;    // one buffer each
   std::string eviction_policy = "lru";
+  std::optional<PoolOptions> pools;  // then there are no size classes, and the class of every expert is 0
 };
 
 struct EngineCounters {
   uint64_t hits = 0;
   uint64_t misses = 0;
   uint64_t evictions = 0;
+  // Requested experts by what of them was in memory, in the order of Residency.
+  std::array<uint64_t, kPoolCount + 1> by_residency{};
+  uint64_t promotions = 0;
+  uint64_t demotions = 0;
+  std::array<uint64_t, kPartsMax> part_read_bytes{};  // in the order of the codec's sections; dense records included
   uint64_t requests = 0;
   uint64_t decoded_bytes = 0;  // of BF16
   double decode_seconds = 0;
@@ -63,8 +82,8 @@ class Engine {
   // Reads the dense records, some further at every call; throws RecordError.
   LoadProgress load_dense(std::chrono::milliseconds timeout);
 
-  // Starts a request; throws std::logic_error if one is open.
-  void begin_request(std::vector<RecordIndex> records, HandOutOrder order);
+  // Starts a request; throws std::logic_error if one is open. `tokens`: routed to each expert, or empty.
+  void begin_request(std::vector<RecordIndex> records, HandOutOrder order, std::vector<uint32_t> tokens = {});
   RequestStep next_expert(std::chrono::milliseconds timeout);
   // Ends the open request, if there is one.
   void end_request();
@@ -76,16 +95,25 @@ class Engine {
   // rows): out [rows.size()][columns], in the given order.
   void gather(std::span<const RecordIndex> blocks, std::span<const int64_t> rows, std::span<uint16_t> out);
 
+  // Where a matrix of the expert that was handed out last lies in the arena, if the expert is decoded (pool F). Valid
+  // until the next one is asked for.
+  std::optional<uint64_t> decoded_offset(RecordIndex record, uint32_t matrix) const;
+
   std::span<uint8_t> scratch(uint32_t index) const { return scratch_.at(index); }
   std::shared_ptr<Arena> arena() const { return arena_; }
 
   // Between requests only; throws std::logic_error otherwise.
   void resize_pool(uint32_t size_class, uint32_t slots);
+  // The same with pools: slots of each group, at most those at the beginning.
+  void resize_pools(std::span<const PoolSlots> slots);
   std::vector<SizeClass> size_classes() const;
+  std::vector<PoolSlots> pool_slots() const;      // by group; empty without pools
+  std::vector<PoolSlots> pool_occupancy() const;  // experts in each
   // Arena memory of the dense records and the scratch buffers, rounding included.
   uint64_t fixed_bytes() const { return fixed_bytes_; }
   uint64_t pool_bytes() const;
-  bool resident(RecordIndex record) const;
+  bool resident(RecordIndex record) const;  // nothing need be read to use it
+  Residency residency(RecordIndex record) const;
 
   // Gives the memory back. Everything but the counters throws std::logic_error afterwards; idempotent.
   void close();
@@ -97,6 +125,12 @@ class Engine {
 
  private:
   void require_open() const;
+  void require_handed_out(RecordIndex record) const;
+  ReadRates measured_rates() const;
+  void lay_out_pools(uint64_t offset);
+  bool in_full_pool(RecordIndex record) const;
+  EngineCounters with_parts(EngineCounters counted) const;
+  EngineCounters with_request(EngineCounters counted) const;
   void account_request();
   MatrixView readable_view(RecordIndex record, uint32_t matrix) const;
 
@@ -112,10 +146,13 @@ class Engine {
   size_t dense_started_ = 0;
   LoadProgress dense_progress_;
   std::vector<std::span<uint8_t>> scratch_;
-  std::unique_ptr<ExpertCache> cache_;
+  std::unique_ptr<ExpertCache> cache_;  // without pools
   std::unique_ptr<RowDecoder> decoder_;
   std::unique_ptr<RecordLoader> loader_;
-  std::unique_ptr<ExpertRequest> request_;
+  std::unique_ptr<PoolMemory> pool_memory_;              // instead of the cache
+  std::vector<std::unique_ptr<PoolDispatch>> dispatch_;  // by group
+  std::unique_ptr<LayerRequest> request_;
+  PooledRequest* pooled_request_ = nullptr;  // the same, if it is one
   std::optional<RecordIndex> handed_out_;
   std::vector<RecordIndex> requested_;
   EngineCounters counters_;

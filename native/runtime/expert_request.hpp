@@ -1,4 +1,4 @@
-// One sparse layer's need for experts: hands them out one by one as they become resident, each pinned until the next
+// The request on one pool of whole records: experts are handed out as they become resident, each pinned until the next
 // one is asked for. Hits come first, then misses as their reads complete; or all of them strictly ascending.
 #pragma once
 
@@ -9,35 +9,24 @@
 #include <vector>
 
 #include "cache/expert_cache.hpp"
+#include "runtime/layer_request.hpp"
 #include "runtime/record_loader.hpp"
 
 namespace zipmoe {
 
-enum class HandOutOrder : uint8_t { as_available, ascending };
-
-struct RequestStep {
-  enum class Kind : uint8_t { record, waiting, finished };
-  Kind kind;
-  uint32_t position = 0;  // in the list of records that the request was made with
-};
-
-class ExpertRequest {
+class ExpertRequest final : public LayerRequest {
  public:
   // `records` must be distinct. Pins the hits and starts as many reads as there are slots.
   ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vector<RecordIndex> records, HandOutOrder order);
   // Cancels reads that have not begun and waits for the others; what arrived intact stays resident.
-  ~ExpertRequest();
+  ~ExpertRequest() override;
   ExpertRequest(const ExpertRequest&) = delete;
   ExpertRequest& operator=(const ExpertRequest&) = delete;
 
-  // Releases the expert handed out before and returns the next one, or `waiting` when none became resident in time.
-  // Throws RecordError when a record cannot be read; the request is over then.
-  RequestStep next(std::chrono::milliseconds timeout);
-
-  uint64_t hits() const { return hits_; }
-  uint64_t misses() const { return items_.size() - hits_; }
-  // Time that callers spent in next() waiting for reads.
-  double wait_seconds() const { return wait_seconds_; }
+  RequestStep next(std::chrono::milliseconds timeout) override;
+  uint64_t hits() const override { return hits_; }
+  uint64_t misses() const override { return items_.size() - hits_; }
+  double wait_seconds() const override { return wait_seconds_; }
 
  private:
   enum class State : uint8_t { hit, unissued, reading, ready, handed_out, released };

@@ -7,22 +7,62 @@
 namespace zipmoe {
 
 RecordLoader::RecordLoader(const RecordTable& table, RecordVerifier& verifier, std::unique_ptr<Reader> reader)
-    : table_(table), verifier_(verifier), destinations_(table.size()), reader_(std::move(reader)) {}
+    : table_(table), verifier_(verifier), loads_(table.size()), reader_(std::move(reader)) {}
 
 void RecordLoader::start(RecordIndex record, uint8_t* destination) {
   const Record& entry = table_[record];
+  submit({.file = entry.file,
+          .offset = entry.offset,
+          .length = entry.length,
+          .destination = destination,
+          .tag = record,
+          .sink = this},
+         table_.places(record, destination), {true, true});
+}
+
+void RecordLoader::start_parts(RecordIndex record, const std::array<uint8_t*, 2>& places,
+                               const std::array<bool, 2>& missing) {
+  const Record& entry = table_[record];
+  ReadJob job{.file = entry.file, .offset = entry.offset, .tag = record, .sink = this};
+  for (uint32_t extent = 0; extent < entry.extents.size(); ++extent) {
+    if (!missing[extent]) continue;
+    const Section part = table_.part(record, extent);
+    if (job.length == 0) {
+      job.offset += part.offset;
+      job.destination = places[extent];
+    } else {
+      job.split = job.length;
+      job.rest_destination = places[extent];
+    }
+    job.length += part.length;
+  }
+  submit(job, {places[0], places[1]}, missing);
+}
+
+void RecordLoader::submit(const ReadJob& job, const PartPlaces& places, const std::array<bool, 2>& missing) {
   {
     std::lock_guard lock(mutex_);
-    destinations_[record] = destination;
+    loads_[job.tag] = {places, missing, job.offset, job.length};
     ++outstanding_;
   }
-  reader_->submit({entry.file, entry.offset, entry.length, destination, record, this});
+  reader_->submit(job);
+}
+
+std::array<uint64_t, 2> RecordLoader::part_bytes() const {
+  std::lock_guard lock(mutex_);
+  return part_bytes_;
 }
 
 void RecordLoader::read_completed(const ReadCompletion& completion) noexcept {
   std::optional<LoadFailure> failure = examine(completion);
   {
     std::lock_guard lock(mutex_);
+    if (completion.error_number == 0) {
+      const auto record = static_cast<RecordIndex>(completion.tag);
+      for (uint32_t extent = 0; extent < table_[record].extents.size(); ++extent) {
+        if (loads_[record].missing[extent]) part_bytes_[extent] += table_.part(record, extent).length;
+      }
+    }
     outcomes_.push_back({static_cast<RecordIndex>(completion.tag), std::move(failure)});
   }
   arrived_.notify_one();
@@ -34,14 +74,14 @@ std::optional<LoadFailure> RecordLoader::examine(const ReadCompletion& completio
     return LoadFailure{RecordFault::read_failed,
                        "read failed: " + std::generic_category().message(completion.error_number)};
   }
-  const Record& entry = table_[record];
-  if (completion.bytes < entry.length) {
+  const Load& load = loads_[record];
+  if (completion.bytes < load.length) {
     return LoadFailure{RecordFault::truncated, "only " + std::to_string(completion.bytes) + " of " +
-                                                   std::to_string(entry.length) + " bytes are there at offset " +
-                                                   std::to_string(entry.offset)};
+                                                   std::to_string(load.length) + " bytes are there at offset " +
+                                                   std::to_string(load.offset)};
   }
   try {
-    verifier_.verify(record, destinations_[record]);
+    verifier_.verify(record, load.places, load.missing);
     return std::nullopt;
   } catch (const RecordError& error) {
     return LoadFailure{error.fault(), error.what()};

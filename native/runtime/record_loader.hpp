@@ -2,6 +2,7 @@
 // the outcome to whoever waits.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -34,6 +35,9 @@ class RecordLoader final : public ReadSink {
 
   // `destination`: room for the record, 4096-aligned, with 64 readable bytes after it. At most one load per record.
   void start(RecordIndex record, uint8_t* destination);
+  // Reads the parts (by extent) that are `missing`, each to its place, all of them in one read; the other parts are in
+  // their places already. For records whose parts begin at multiples of 4096.
+  void start_parts(RecordIndex record, const std::array<uint8_t*, 2>& places, const std::array<bool, 2>& missing);
   // The next outcome, in order of completion; nothing if none arrived in time.
   std::optional<LoadOutcome> wait(std::chrono::milliseconds timeout);
   // The next outcome if there is one now.
@@ -46,18 +50,29 @@ class RecordLoader final : public ReadSink {
   void read_completed(const ReadCompletion& completion) noexcept override;
 
   const Reader& reader() const { return *reader_; }
+  // Bytes of each part (by extent) that were read without an error, dense records included.
+  std::array<uint64_t, 2> part_bytes() const;
 
  private:
   std::optional<LoadOutcome> take_first();
   std::optional<LoadFailure> examine(const ReadCompletion& completion) const noexcept;
+  void submit(const ReadJob& job, const PartPlaces& places, const std::array<bool, 2>& missing);
 
   const RecordTable& table_;
   RecordVerifier& verifier_;
-  std::vector<uint8_t*> destinations_;  // by record; written before the read is submitted
+  struct Load {
+    PartPlaces places{};
+    std::array<bool, 2> missing{};
+    uint64_t offset = 0;  // in the file
+    uint64_t length = 0;
+  };
+
+  std::vector<Load> loads_;  // by record; written before the read is submitted
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::deque<LoadOutcome> outcomes_;
   uint64_t outstanding_ = 0;
+  std::array<uint64_t, 2> part_bytes_{};
   std::unique_ptr<Reader> reader_;  // last: its threads use everything above
 };
 

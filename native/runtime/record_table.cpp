@@ -60,14 +60,50 @@ RecordIndex RecordTable::add_record(Record record) {
 }
 
 MatrixView RecordTable::view(RecordIndex record, uint32_t matrix, const uint8_t* data) const {
-  const RecordMatrix& entry = records_.at(record).matrices.at(matrix);
+  return view(record, matrix, places(record, data));
+}
+
+MatrixView RecordTable::view(RecordIndex record, uint32_t matrix, const PartPlaces& places) const {
+  const Record& found = records_.at(record);
+  const RecordMatrix& entry = found.matrices.at(matrix);
   MatrixView view;
   view.shape = entry.shape;
   for (size_t i = 0; i < entry.sections.size(); ++i) {
-    view.sections[i] = {data + entry.sections[i].offset, entry.sections[i].length};
+    if (places[i] == nullptr) continue;
+    const Section& section = entry.sections[i];
+    view.sections[i] = {places[i] + (section.offset - found.extents[i].offset), section.length};
   }
   view.shard_bytes = entry.shard_bytes;
   return view;
+}
+
+Section RecordTable::part(RecordIndex record, uint32_t extent) const {
+  const Record& found = records_.at(record);
+  const uint64_t begin = found.extents.at(extent).offset;
+  const uint64_t end = extent + 1 < found.extents.size() ? found.extents[extent + 1].offset : found.length;
+  return {begin, end - begin};
+}
+
+uint64_t RecordTable::decoded_offset(RecordIndex record, uint32_t matrix) const {
+  const std::vector<RecordMatrix>& matrices = records_.at(record).matrices;
+  uint64_t offset = 0;
+  for (uint32_t i = 0; i < matrix; ++i) {
+    const MatrixShape shape = matrices.at(i).shape;
+    const uint64_t bytes = shape.rows * shape.columns * sizeof(uint16_t);
+    offset += (bytes + kSectionAlignmentBytes - 1) / kSectionAlignmentBytes * kSectionAlignmentBytes;
+  }
+  return offset;
+}
+
+uint64_t RecordTable::decoded_bytes(RecordIndex record) const {
+  return decoded_offset(record, static_cast<uint32_t>(records_.at(record).matrices.size()));
+}
+
+PartPlaces RecordTable::places(RecordIndex record, const uint8_t* data) const {
+  const Record& found = records_.at(record);
+  PartPlaces places{};
+  for (size_t i = 0; i < found.extents.size(); ++i) places[i] = data + found.extents[i].offset;
+  return places;
 }
 
 }  // namespace zipmoe

@@ -2,6 +2,7 @@
 // is built, so that nobody further down has to doubt an offset.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -41,6 +42,9 @@ struct Record {
   std::vector<RecordMatrix> matrices;
 };
 
+// Where the parts of a record begin in memory, in the order of its extents; a part that is not there has none.
+using PartPlaces = std::array<const uint8_t*, 2>;
+
 class RecordTable {
  public:
   // Throws UnknownCodec.
@@ -58,6 +62,16 @@ class RecordTable {
 
   // The codec's view of one matrix of a record whose bytes begin at `data`.
   MatrixView view(RecordIndex record, uint32_t matrix, const uint8_t* data) const;
+  // The same for a record whose parts lie apart; sections of parts that are not there are empty.
+  MatrixView view(RecordIndex record, uint32_t matrix, const PartPlaces& places) const;
+
+  // A part is what is read alone: an extent with the bytes between it and the next one. Offset relative to the record.
+  Section part(RecordIndex record, uint32_t extent) const;
+  PartPlaces places(RecordIndex record, const uint8_t* data) const;
+
+  // Decoded records: matrices one after the other, each at a multiple of 64 bytes.
+  uint64_t decoded_offset(RecordIndex record, uint32_t matrix) const;
+  uint64_t decoded_bytes(RecordIndex record) const;
 
  private:
   const Codec* codec_;

@@ -1,6 +1,7 @@
 // Decides what is checked before the bytes of a record may be used, and checks it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -20,12 +21,14 @@ class RecordVerifier {
   // Throws RecordError. Afterwards decoding the record is memory safe. The codec validates a record at its first read,
   // and at every read that comes without checksums. Thread-safe for different records.
   void verify(RecordIndex record, const uint8_t* data);
+  // The same when only some parts (`fresh`, by extent) have just been read and the others are in memory, verified.
+  void verify(RecordIndex record, const PartPlaces& places, const std::array<bool, 2>& fresh);
 
   double seconds() const { return static_cast<double>(nanoseconds_.load(std::memory_order_relaxed)) * 1e-9; }
 
  private:
-  void check_extents(RecordIndex record, const uint8_t* data) const;
-  void validate_matrices(RecordIndex record, const uint8_t* data) const;
+  void check_extents(RecordIndex record, const PartPlaces& places, const std::array<bool, 2>& fresh) const;
+  void validate_matrices(RecordIndex record, const PartPlaces& places) const;
 
   const RecordTable& table_;
   const VerifyMode mode_;
