@@ -79,9 +79,10 @@ class ShufflingReader final : public Reader, public ReadSink {
       held_.erase(held_.begin() + static_cast<ptrdiff_t>(chosen));
       --under_way_;
       const uint32_t delay = generator_() % 40;
+      ReadSink* sink = sink_;
       lock.unlock();
       for (uint32_t i = 0; i < delay; ++i) std::this_thread::yield();
-      sink_->read_completed(completion);
+      sink->read_completed(completion);
       lock.lock();
     }
   }

@@ -18,6 +18,8 @@ from zipmoe.engine.exclusive_access import ExclusiveAccess
 from zipmoe.engine.expert_request import ExpertRequest
 from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.mode_line import EngineMode
+from zipmoe.engine.pool_memory_plan import PoolMemoryPlan, describe_slots, native_pools, pool_line
+from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.engine.record_catalogue import GroupHandle, RecordCatalogue
 from zipmoe.engine.record_errors import named_record_errors, open_error
 from zipmoe.engine.statistics import Statistics
@@ -66,6 +68,7 @@ class Engine:
         decode_threads: int | None = None,
         io_mode: str = "auto",
         instruction_set: str = "",
+        pools: PoolSettings | PoolSlots | None = None,
     ) -> None:
         """Reserve memory, open the files and read the dense matrices.
 
@@ -79,9 +82,11 @@ class Engine:
             decode_threads: threads that decode, the caller included; default: the processors of this process.
             io_mode: ``"auto"`` (direct where possible) or ``"buffered"``.
             instruction_set: of the decoding kernels; default: the widest that is present.
+            pools: experts per sparse layer in the pools F, C, S and E, by what is kept of them in memory. Default: one
+                pool of whole records for all layers, as large as the budget allows.
 
         Raises:
-            BudgetTooSmallError: the budget is below the floor.
+            BudgetTooSmallError: the budget is below the floor, or too small for the pools.
             PackedFolderError: a file or record is missing, damaged, or contradicts the manifest.
             CodecUnavailableError, InvalidArgumentError: see the message.
         """
@@ -101,8 +106,16 @@ class Engine:
         self._catalogue = RecordCatalogue(folder.path, manifest)
         codec = next(codec for codec in _native.codecs() if codec.name == manifest.codec.name)
         self._plan = MemoryPlan.of(manifest, self._decode_threads, separable=codec.separable)
-        slots = self._plan.reserve(budget)
+        self._pools: PoolMemoryPlan | None = None
+        if pools is not None:
+            settings = PoolSettings(pools) if isinstance(pools, PoolSlots) else pools
+            self._pools = PoolMemoryPlan.of(manifest.expert_groups, settings, separable=codec.separable)
+            wanted = self._pools.wanted_bytes
+            self._plan.reserve_fixed(budget, wanted, f"pools {describe_slots(self._pools.slots)} per layer")
+            budget.set_reservation(EXPERT_POOL, wanted)
+        slots = self._plan.reserve(budget) if self._pools is None else []
         self._native = self._open_native(slots, io_mode)
+        self._arena: torch.Tensor | None = None
         self._scratch = [
             torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
             for index in range(len(self._plan.scratch_bytes))
@@ -125,7 +138,7 @@ class Engine:
             for group in shape.groups:
                 for record in self._catalogue.group_numbers[group]:
                     class_of_record[record] = number
-        shapes = zip(self._plan.size_classes, slots, strict=True)
+        shapes = [] if self._pools else list(zip(self._plan.size_classes, slots, strict=True))
         try:
             return _native.Engine(
                 self._catalogue.table,
@@ -137,6 +150,7 @@ class Engine:
                 size_classes=[(shape.slot_bytes, count) for shape, count in shapes],
                 class_of_record=class_of_record,
                 scratch_bytes=list(self._plan.scratch_bytes),
+                pools=None if self._pools is None else native_pools(self._pools, self._catalogue.group_numbers),
             )
         except OSError as error:
             raise open_error(error) from error
@@ -147,31 +161,46 @@ class Engine:
         """The expert group of a module path; InvalidArgumentError if there is none."""
         return self._catalogue.group(path)
 
-    def request(self, group: GroupHandle, expert_ids: Sequence[int], *, ascending: bool = False) -> ExpertRequest:
+    def request(
+        self,
+        group: GroupHandle,
+        expert_ids: Sequence[int],
+        *,
+        ascending: bool = False,
+        tokens: Sequence[int] | None = None,
+    ) -> ExpertRequest:
         """A sparse layer's need for experts, to be used in a ``with`` block.
 
-        Iterating over it yields each id once, as the expert becomes resident: hits first, then misses in the order in
-        which their reads complete; with ``ascending`` strictly by id. An expert stays usable until the next one is
-        asked for or the block ends. Each is read at most once, also when there are fewer slots than misses.
+        Iterating over it yields each id once, as the expert becomes resident: hits first, then misses (all or a part of
+        them had to be read) in the order in which their reads complete; with ``ascending`` strictly by id. An expert
+        stays usable until the next one is asked for or the block ends. Each is read at most once, also when there are
+        fewer slots than misses.
 
         Args:
             group: from ``group``.
             expert_ids: ids in any order; repeated ones count once.
             ascending: hand out by ascending id.
+            tokens: how many tokens are routed to each id: with pools, reads for long executions come first. The ids
+                must be distinct then.
 
         Raises:
-            InvalidArgumentError: an id is out of range.
+            InvalidArgumentError: an id is out of range, or ``tokens`` does not fit the ids.
             CorruptRecordError, TruncatedShardError, PackedFolderError (while iterating): an expert cannot be read.
             UnsupportedOperationError (at ``with``): the same thread has a request open already.
         """
-        return ExpertRequest(self, group, list(dict.fromkeys(expert_ids)), ascending)
+        distinct = list(dict.fromkeys(expert_ids))
+        if tokens is not None and not len(tokens) == len(expert_ids) == len(distinct):
+            raise InvalidArgumentError("numbers of tokens are given for distinct experts, one for each")
+        return ExpertRequest(self, group, distinct, ascending, list(tokens or ()))
 
     def matrix(self, group: GroupHandle, expert_id: int, name: str) -> torch.Tensor:
         """A matrix of the expert that the open request handed out last.
 
         Returns:
             BF16 [rows, columns], 64-byte aligned, in the scratch buffer of this matrix position: valid until a matrix
-            of the same position is asked for again. Matrices of different positions of one expert coexist.
+            of the same position is asked for again. Matrices of different positions of one expert coexist. An expert of
+            the pool F is not decoded again: the view is of its slot, valid until the request's next step, not to be
+            written to.
 
         Raises:
             UnsupportedOperationError: the expert is not the one that was handed out last.
@@ -182,6 +211,9 @@ class Engine:
         record = group.records[expert_id]
         with self._access:
             self._require_handed_out(group, expert_id)
+            decoded = self._native.decoded_offset(record, position) if self._pools else None
+            if decoded is not None:
+                return self._decoded_view(decoded, entry.rows, entry.columns)
             with named_record_errors(self._catalogue):
                 self._native.decode_to_scratch(record, position, 0, entry.rows, position)
             return self._scratch_view(position, entry.rows, entry.columns)
@@ -279,6 +311,16 @@ class Engine:
                 self._native.gather(handle.blocks, rows.contiguous().numpy(), fresh.view(torch.uint16).numpy())
             return fresh
 
+    def _decoded_view(self, offset: int, rows: int, columns: int) -> torch.Tensor:
+        key = (-1 - offset, rows, columns)  # buffers of scratch have the numbers from 0 on
+        view = self._scratch_views.get(key)
+        if view is None:
+            if self._arena is None:
+                self._arena = torch.from_numpy(self._native.arena()).view(torch.bfloat16)
+            begin = offset // self._arena.element_size()
+            view = self._scratch_views[key] = self._arena[begin : begin + rows * columns].view(rows, columns)
+        return view
+
     def _scratch_view(self, index: int, rows: int, columns: int) -> torch.Tensor:
         key = (index, rows, columns)
         view = self._scratch_views.get(key)
@@ -311,7 +353,7 @@ class Engine:
         lacking = growth - self.budget.free_bytes
         if lacking > 0:
             target = self.budget.reserved(EXPERT_POOL) - lacking
-            if target < self._plan.pool_floor_bytes:
+            if target < self._pool_floor_bytes:
                 raise BudgetExceededError(
                     f"{what} needs {format_bytes(growth)} more, but the expert pool can give at most "
                     f"{format_bytes(self._spare_bytes())} of the budget of {format_bytes(self.budget.total_bytes)} "
@@ -325,10 +367,20 @@ class Engine:
         if growth < 0 and self._request is None:
             self._resize_pool(self.budget.reserved(EXPERT_POOL) + self.budget.free_bytes)
 
+    @property
+    def _pool_floor_bytes(self) -> int:
+        return self._plan.pool_floor_bytes if self._pools is None else self._pools.floor_bytes
+
     def _spare_bytes(self) -> int:
-        return self.budget.free_bytes + self.budget.reserved(EXPERT_POOL) - self._plan.pool_floor_bytes
+        return self.budget.free_bytes + self.budget.reserved(EXPERT_POOL) - self._pool_floor_bytes
 
     def _resize_pool(self, reservation_bytes: int) -> None:
+        if self._pools is not None:
+            slots = self._pools.slots_within(reservation_bytes)
+            if [list(group.experts) for group in slots] != self._native.pool_slots:
+                self._native.resize_pools([group.experts for group in slots])
+            self.budget.set_reservation(EXPERT_POOL, self._pools.reservation_bytes(slots))
+            return
         wanted = self._plan.slots_within(reservation_bytes)
         present = [slots for _, slots in self._native.size_classes]
         changes = [
@@ -358,7 +410,14 @@ class Engine:
             budget_bytes=self.budget.total_bytes,
             slots=[(slot_bytes, slots) for slot_bytes, slots in self._native.size_classes],
             experts=sum(shape.records for shape in self._plan.size_classes),
+            pools=self._describe_pools(),
         ).line(mode, combine)
+
+    def _describe_pools(self) -> str:
+        if self._pools is None:
+            return ""
+        slots = [PoolSlots(*group) for group in self._native.pool_slots]
+        return pool_line(self._pools, slots, [len(group.records) for group in self._catalogue.groups.values()])
 
     def close(self) -> None:
         """Stop the threads and give the memory back; idempotent. Tensors in scratch read as zeros from now on."""

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 class ExpertRequest:
     """Experts of one sparse layer; see ``Engine.request``."""
 
-    def __init__(self, engine: Engine, group: GroupHandle, expert_ids: list[int], ascending: bool) -> None:
+    def __init__(
+        self, engine: Engine, group: GroupHandle, expert_ids: list[int], ascending: bool, tokens: list[int]
+    ) -> None:
         count = len(group.records)
         for expert_id in expert_ids:
             if not 0 <= expert_id < count:
@@ -28,6 +30,7 @@ class ExpertRequest:
         self._engine = engine
         self._expert_ids = expert_ids
         self._ascending = ascending
+        self._tokens = tokens
 
     def __enter__(self) -> Self:
         engine = self._engine
@@ -39,7 +42,8 @@ class ExpertRequest:
                 raise UnsupportedOperationError("this thread has a request open already: end it first")
             engine._decoded.settle()
             records = self.group.records
-            engine._native.begin_request([records[expert_id] for expert_id in self._expert_ids], self._ascending)
+            wanted = [records[expert_id] for expert_id in self._expert_ids]
+            engine._native.begin_request(wanted, self._ascending, self._tokens)
             engine._request = self
         except BaseException:
             engine._access.release()

@@ -108,23 +108,36 @@ class MemoryPlan:
         Raises:
             BudgetTooSmallError: the budget is below the floor, which the message itemises.
         """
+        slots = sum(shape.floor_slots for shape in self.size_classes)
+        self.reserve_fixed(budget, self.pool_floor_bytes, f"{slots} experts")
+        slots_by_class = self.slots_within(budget.free_bytes)
+        budget.set_reservation(EXPERT_POOL, self.pool_reservation_bytes(slots_by_class))
+        return slots_by_class
+
+    def reserve_fixed(self, budget: MemoryBudget, pool_bytes: int, pool: str) -> None:
+        """Enter everything but the expert pool into the budget's ledger.
+
+        Args:
+            budget: what has been reserved in it is kept.
+            pool_bytes: what must be left for the expert pool.
+            pool: what fits into that, for the message.
+
+        Raises:
+            BudgetTooSmallError: the budget is below the floor, which the message itemises.
+        """
         fixed = budget.ledger
         fixed.setdefault(PROCESS, resident_bytes())
         fixed.setdefault(WORKSPACE, WORKSPACE_BYTES)
         fixed[DENSE] = self.dense_reservation_bytes
         fixed[SCRATCH] = self.scratch_reservation_bytes
-        floor = {**fixed, EXPERT_POOL: self.pool_floor_bytes}
+        floor = {**fixed, EXPERT_POOL: pool_bytes}
         floor_total = sum(floor.values())
         if floor_total > budget.total_bytes:
-            slots = sum(shape.floor_slots for shape in self.size_classes)
             raise BudgetTooSmallError(
                 f"a budget of {format_bytes(budget.total_bytes)} is below this model's floor of "
-                f"{format_bytes(floor_total)}: {itemise(floor)} ({slots} experts)",
+                f"{format_bytes(floor_total)}: {itemise(floor)} ({pool})",
                 floor_bytes=floor_total,
                 hint=f"give at least {math.ceil(floor_total / 1e7) / 100:.2f}GB, or reserve less context",
             )
         for name, count in fixed.items():
             budget.set_reservation(name, count)
-        slots_by_class = self.slots_within(budget.free_bytes)
-        budget.set_reservation(EXPERT_POOL, self.pool_reservation_bytes(slots_by_class))
-        return slots_by_class

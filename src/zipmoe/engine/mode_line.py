@@ -25,6 +25,8 @@ class EngineMode:
     slots: Sequence[tuple[int, int]]
     """(slot bytes, slots) of each size class."""
     experts: int
+    pools: str = ""
+    """Pools by what is in memory of an expert; empty: one pool of whole records."""
 
     def line(self, mode: str, combine: str) -> str:
         """The line, without a newline.
@@ -36,9 +38,6 @@ class EngineMode:
         reads = f"{self.io_mode} reads with {_count(self.io_threads, 'thread')}"
         if self.io_fallback_reason:
             reads += f" ({self.io_fallback_reason})"
-        slot_count = sum(slots for _, slots in self.slots)
-        pool_bytes = sum(slot_bytes * slots for slot_bytes, slots in self.slots)
-        sizes = " and ".join(f"{slots} x {format_bytes(slot_bytes)}" for slot_bytes, slots in self.slots)
         return "; ".join(
             [
                 f"zipmoe: codec {self.codec}",
@@ -47,9 +46,15 @@ class EngineMode:
                 reads,
                 f"checksums {self.verify}",
                 f"budget {format_bytes(self.budget_bytes)}",
-                f"pool {format_bytes(pool_bytes)} for {slot_count} of {self.experts} experts ({sizes})",
+                self.pools or self._one_pool(),
             ]
         )
+
+    def _one_pool(self) -> str:
+        slot_count = sum(slots for _, slots in self.slots)
+        pool_bytes = sum(slot_bytes * slots for slot_bytes, slots in self.slots)
+        sizes = " and ".join(f"{slots} x {format_bytes(slot_bytes)}" for slot_bytes, slots in self.slots)
+        return f"pool {format_bytes(pool_bytes)} for {slot_count} of {self.experts} experts ({sizes})"
 
 
 def _count(number: int, noun: str) -> str:

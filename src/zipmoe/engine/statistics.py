@@ -17,14 +17,31 @@ class EngineCounters:
     """Counts since the engine was opened, or the difference of two such counts."""
 
     hits: int = 0
-    """Requested experts that were resident."""
+    """Requested experts that could be used without reading."""
     misses: int = 0
+    """Requested experts of which something had to be read."""
+    full_hits: int = 0
+    """Requested experts that were in memory decoded (pool F)."""
+    compressed_hits: int = 0
+    """With all compressed parts in memory (pool C); these and ``full_hits`` are the hits."""
+    sign_mantissa_hits: int = 0
+    """With their SM-chunks in memory (pool S): misses for which only the E-chunks were read."""
+    exponent_hits: int = 0
+    """With their E-chunks in memory (pool E): misses for which only the SM-chunks were read."""
+    promotions: int = 0
+    """Experts that moved to a pool which holds more of them."""
+    demotions: int = 0
+    """Experts of which a part was dropped and another one kept."""
     evictions: int = 0
+    """Experts of which nothing was kept."""
     requests: int = 0
     """Sparse layers executed."""
     reads: int = 0
     """Records read, dense ones at the start included."""
     read_bytes: int = 0
+    exponent_read_bytes: int = 0
+    """E-chunks among ``read_bytes``; 0 for codecs whose parts cannot be read alone."""
+    sign_mantissa_read_bytes: int = 0
     read_seconds: float = 0.0
     """Time during which at least one read was under way."""
     read_latency_seconds: float = 0.0
@@ -43,6 +60,16 @@ class EngineCounters:
         """What was added after ``earlier``."""
         values = {f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}
         return EngineCounters(**{**values, "longest_read_seconds": self.longest_read_seconds})
+
+    @property
+    def hits_by_pool(self) -> dict[str, int]:
+        """Requested experts that were in the pools F, C, S and E."""
+        return {
+            "F": self.full_hits,
+            "C": self.compressed_hits,
+            "S": self.sign_mantissa_hits,
+            "E": self.exponent_hits,
+        }
 
     @property
     def hit_rate(self) -> float | None:
@@ -64,6 +91,8 @@ class RunReport:
     hit_rate: float | None
     hits: int
     misses: int
+    hits_by_pool: dict[str, int]
+    """Requested experts that were in the pools F, C, S and E."""
     read_bytes: int
     """Over the whole run, prompt included."""
     first_token_read_bytes: int | None
@@ -90,6 +119,8 @@ class RunReport:
             parts.append(f"TPOT {self.tpot_seconds:.4f} s")
         if self.hit_rate is not None:
             parts.append(f"hit rate {self.hit_rate:.1%} ({self.hits} of {self.hits + self.misses})")
+        if any(count for pool, count in self.hits_by_pool.items() if pool != "C"):
+            parts.append("found in " + ", ".join(f"{pool} {count}" for pool, count in self.hits_by_pool.items()))
         if self.read_bytes_per_token is not None:
             parts.append(f"read {format_bytes(round(self.read_bytes_per_token))} per token")
         parts.append(f"read in all {format_bytes(self.read_bytes)}")
@@ -150,6 +181,7 @@ class Statistics:
             hit_rate=run.hit_rate,
             hits=run.hits,
             misses=run.misses,
+            hits_by_pool=run.hits_by_pool,
             read_bytes=run.read_bytes,
             first_token_read_bytes=first_bytes,
             read_bytes_per_token=per_token,
