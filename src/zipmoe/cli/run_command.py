@@ -21,6 +21,13 @@ def run_command(
         str | None,
         typer.Option(help="Budget for everything the process keeps, e.g. 4GB [default: what the machine allows]"),
     ] = None,
+    pools: Annotated[
+        str | None,
+        typer.Option(
+            help="Experts per sparse layer kept decoded (F), compressed (C), with SM-chunks only (S), with E-chunks "
+            "only (E), e.g. F=0,C=12,S=8,E=0 [default: one pool of compressed experts, as large as the budget allows]"
+        ),
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue; '-' reads it from standard input")] = None,
     prompt_ids: Annotated[
         str | None, typer.Option(help="Token ids instead of text, separated by commas or blanks")
@@ -58,6 +65,10 @@ def run_command(
     if chat and prompt_ids is not None:
         raise InvalidArgumentError("--chat needs --prompt, not --prompt-ids")
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
+    if pools is not None:
+        from zipmoe.engine.pool_slots import PoolSlots
+
+        PoolSlots.parse(pools)
     if memory is not None:
         from zipmoe.engine.byte_quantity import parse_bytes
 
@@ -79,7 +90,10 @@ def run_command(
     tokenizer = _tokenizer(AutoTokenizer, folder) if prompt is not None or not as_json else None
     inputs = torch.tensor([ids]) if ids is not None else _encode(tokenizer, _read_prompt(prompt), chat)
     settings = zipmoe.ZipMoEConfig(
-        memory=memory, mode="exact" if exact else "fast", context_tokens=inputs.shape[1] + max_new_tokens
+        memory=memory,
+        mode="exact" if exact else "fast",
+        context_tokens=inputs.shape[1] + max_new_tokens,
+        pools=pools,
     )
     model = zipmoe.load(folder, experts_implementation=combine, quantization_config=settings)
     mode_line = model.zipmoe_mode_line()

@@ -11,13 +11,14 @@ from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
 
 QUANT_METHOD = "zipmoe"
 MODES = ("fast", "exact")
 VERIFY = ("always", "first", "never")
-_LOADING_ATTRIBUTES = ("memory", "mode", "context_tokens", "verify", "io_threads", "decode_threads")
+_LOADING_ATTRIBUTES = ("memory", "mode", "context_tokens", "verify", "io_threads", "decode_threads", "pools")
 
 
 class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
@@ -32,6 +33,9 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         verify: when checksums of records are verified: ``"always"`` (each read), ``"first"`` or ``"never"``.
         io_threads: threads that read from disk. Default: the engine's.
         decode_threads: threads that decode. Default: the engine's.
+        pools: experts per sparse layer that are kept decoded (F), compressed (C), with their SM-chunks only (S) and
+            with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``. Default: one
+            pool of compressed experts for all layers, as large as the budget allows.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
@@ -48,6 +52,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         verify: str = "always",
         io_threads: int | None = None,
         decode_threads: int | None = None,
+        pools: str | PoolSlots | PoolSettings | None = None,
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
         **unknown: Any,
@@ -72,6 +77,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.verify = _one_of("verify", verify, VERIFY)
         self.io_threads = _positive("io_threads", io_threads)
         self.decode_threads = _positive("decode_threads", decode_threads)
+        self.pools = PoolSlots.parse(pools) if isinstance(pools, str) else pools
         if mode is not None:
             _one_of("mode", mode, MODES)
 

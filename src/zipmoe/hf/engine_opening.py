@@ -43,6 +43,7 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         verify=settings.verify,
         io_threads=settings.io_threads,
         decode_threads=settings.decode_threads,
+        pools=settings.pools,
     )
 
 
