@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 from schedule_instances import Layer, ticks
 
@@ -70,5 +71,5 @@ def _check_reads(layer: Layer, schedule: _native.LayerSchedule) -> dict[tuple[in
 def check_disjoint(spans: list[tuple[int, int]]) -> None:
     """Assert that no two spans of positive length overlap."""
     spans = sorted(span for span in spans if span[0] < span[1])
-    for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+    for (_, end), (start, _) in pairwise(spans):
         assert start >= end

@@ -199,7 +199,8 @@ def test_type_two_tasks_fill_the_long_read() -> None:
     assert native.task_order == [1, 0] and native.block_of_task == [0, 0]
     assert native.io == [(0, "E", 0), (0, "E", 1), (0, "SM", 0)]
     assert native.decompressions == [(1, 0), (1, 1), (0, 0), (0, 1)]
-    # decompressions end at 3, 6, 9, 12; reads at 2, 4, 14. Expert 1: recombined 6-7, executed 7-11; expert 0: 14-15, 15-20.
+    # Decompressions end at 3, 6, 9, 12; reads at 2, 4, 14.
+    # Expert 1: recombined 6-7, executed 7-11; expert 0: recombined 14-15, executed 15-20.
     assert [ticks(end) for end in native.execution_end] == [20, 11]
     assert ticks(native.makespan) == 20
 
