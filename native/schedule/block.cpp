@@ -1,7 +1,7 @@
 #include "schedule/block.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 namespace zipmoe {
 namespace {
@@ -48,14 +48,14 @@ Block::Uniform Block::with(uint32_t task) const {
   return uniform;
 }
 
-void Block::summarise(Picoseconds io_end, std::span<const Picoseconds> finish, std::span<const Picoseconds> busy,
-                      WorkerLoad& load) const {
-  load.finish.assign(finish.begin(), finish.end());
-  load.idle.resize(finish.size());
+void Block::summarise(Picoseconds io_end, WorkerLoad& load) const {
+  load.idle.clear();
+  load.finish.clear();
   load.total_idle = 0;
-  for (size_t worker = 0; worker < finish.size(); ++worker) {
-    load.idle[worker] = std::max(io_end, finish[worker]) - busy[worker];
-    load.total_idle += load.idle[worker];
+  for (const DecompressionWorkers::Worker& worker : workers_.all()) {
+    load.finish.push_back(worker.finish);
+    load.idle.push_back(std::max(io_end, worker.finish) - worker.busy);
+    load.total_idle += load.idle.back();
   }
   std::sort(load.idle.begin(), load.idle.end());
   std::sort(load.finish.begin(), load.finish.end());
@@ -116,7 +116,7 @@ void Block::load_simulated(uint32_t task, size_t position, Picoseconds io_end, W
   if (position == order_.size()) add(task);
   workers_.reset();
   run_decompressions(lanes_, layer_->shards(), workers_, [](uint32_t, uint32_t, uint32_t, Picoseconds, Picoseconds) {});
-  summarise(io_end, workers_.finish(), workers_.busy(), load);
+  summarise(io_end, load);
 }
 
 bool Block::same_shards(uint32_t a, uint32_t b) const {

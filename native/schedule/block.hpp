@@ -50,8 +50,7 @@ class Block {
   Uniform with(uint32_t task) const;
   void load_closed_form(const Uniform& uniform, Picoseconds io_end, WorkerLoad& load) const;
   void load_simulated(uint32_t task, size_t position, Picoseconds io_end, WorkerLoad& load);
-  void summarise(Picoseconds io_end, std::span<const Picoseconds> finish, std::span<const Picoseconds> busy,
-                 WorkerLoad& load) const;
+  void summarise(Picoseconds io_end, WorkerLoad& load) const;
   bool same_shards(uint32_t a, uint32_t b) const;
   size_t fallback_position(uint32_t task) const;
 

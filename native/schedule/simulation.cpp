@@ -132,30 +132,8 @@ Picoseconds run(const Layer& layer, const TaskOrder& order, Timeline* timeline) 
 }  // namespace
 
 void DecompressionWorkers::reset() {
-  std::fill(finish_.begin(), finish_.end(), 0);
-  std::fill(busy_.begin(), busy_.end(), 0);
-  taken_ = 0;
-  for (size_t worker = 0; worker < last_taken_.size(); ++worker) {
-    last_taken_[worker] = static_cast<int64_t>(worker) - static_cast<int64_t>(last_taken_.size());
-  }
-}
-
-uint32_t DecompressionWorkers::next() const {
-  uint32_t best = 0;
-  for (uint32_t worker = 1; worker < finish_.size(); ++worker) {
-    if (finish_[worker] < finish_[best] ||
-        (finish_[worker] == finish_[best] && last_taken_[worker] < last_taken_[best])) {
-      best = worker;
-    }
-  }
-  return best;
-}
-
-Picoseconds DecompressionWorkers::take(uint32_t worker, Picoseconds start, Picoseconds duration) {
-  last_taken_[worker] = taken_++;
-  busy_[worker] += duration;
-  finish_[worker] = start + duration;
-  return finish_[worker];
+  for (uint32_t worker = 0; worker < queue_.size(); ++worker) queue_[worker] = {0, 0, worker};
+  head_ = 0;
 }
 
 Timeline simulate(const Layer& layer, const TaskOrder& order) {

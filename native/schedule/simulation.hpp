@@ -17,25 +17,39 @@ namespace zipmoe {
 // was taken first.
 class DecompressionWorkers {
  public:
-  explicit DecompressionWorkers(uint32_t workers) : finish_(workers, 0), last_taken_(workers), busy_(workers, 0) {
-    reset();
-  }
+  struct Worker {
+    Picoseconds finish;  // of its last shard; 0 if it had none
+    Picoseconds busy;    // time spent decompressing
+    uint32_t number;
+  };
+
+  explicit DecompressionWorkers(uint32_t workers) : queue_(workers) { reset(); }
   void reset();
 
   // The worker that takes the next shard.
-  uint32_t next() const;
-  Picoseconds free_at(uint32_t worker) const { return finish_[worker]; }
-  // Returns the end of the decompression.
-  Picoseconds take(uint32_t worker, Picoseconds start, Picoseconds duration);
-
-  std::span<const Picoseconds> finish() const { return finish_; }  // of the last shard of each; 0 if it had none
-  std::span<const Picoseconds> busy() const { return busy_; }      // time spent decompressing
+  const Worker& next() const { return queue_[head_]; }
+  // Lets it take one; returns the end of the decompression. Starts must not decrease from call to call.
+  Picoseconds take(Picoseconds start, Picoseconds duration) {
+    Worker worker = queue_[head_];
+    worker.finish = start + duration;
+    worker.busy += duration;
+    // The freed place is the queue's last one; nearly always the worker belongs there.
+    size_t place = head_;
+    head_ = head_ + 1 == queue_.size() ? 0 : head_ + 1;
+    while (place != head_) {
+      const size_t ahead = place == 0 ? queue_.size() - 1 : place - 1;
+      if (queue_[ahead].finish <= worker.finish) break;
+      queue_[place] = queue_[ahead];
+      place = ahead;
+    }
+    queue_[place] = worker;
+    return worker.finish;
+  }
+  std::span<const Worker> all() const { return queue_; }  // in no particular order
 
  private:
-  std::vector<Picoseconds> finish_;
-  std::vector<int64_t> last_taken_;
-  std::vector<Picoseconds> busy_;
-  int64_t taken_ = 0;
+  std::vector<Worker> queue_;  // a ring, ascending by finish from head_; equal ones in the order of their last shards
+  size_t head_ = 0;
 };
 
 // The shards of tasks in priority order, in two lanes: those whose chunk must be read (their reads follow the same
@@ -59,8 +73,8 @@ void run_decompressions(const ShardLanes& lanes, uint32_t shards, DecompressionW
   uint32_t read_shard = 0;
   uint32_t resident_shard = 0;
   while (read < lanes.read.size() || resident < lanes.resident.size()) {
-    const uint32_t worker = workers.next();
-    Picoseconds start = workers.free_at(worker);
+    const uint32_t worker = workers.next().number;
+    Picoseconds start = workers.next().finish;
     bool take_resident = resident < lanes.resident.size();
     if (read < lanes.read.size()) {
       const ShardSource& source = lanes.read[read];
@@ -74,7 +88,7 @@ void run_decompressions(const ShardLanes& lanes, uint32_t shards, DecompressionW
     size_t& position = take_resident ? resident : read;
     uint32_t& shard = take_resident ? resident_shard : read_shard;
     const ShardSource& source = take_resident ? lanes.resident[position] : lanes.read[position];
-    const Picoseconds end = workers.take(worker, start, source.decompress);
+    const Picoseconds end = workers.take(start, source.decompress);
     taken(source.priority, shard, worker, start, end);
     if (++shard == shards) {
       shard = 0;
