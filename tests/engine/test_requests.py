@@ -9,9 +9,9 @@ import torch
 from packed_model import EXPERTS, GROUPS, PARAMETERS, PackedModel, build
 
 from zipmoe import _native
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.engine import Engine
 from zipmoe.errors import InvalidArgumentError, UnsupportedOperationError
-from zipmoe.store.manifest import CodecSettings
 
 CODECS = [CodecSettings("fx3", None, 1), CodecSettings("zstd", 3, 3), CodecSettings("lz4", None, 2)]
 

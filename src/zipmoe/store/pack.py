@@ -23,6 +23,7 @@ import torch
 from zipmoe._version import __version__
 from zipmoe.checkpoint.expert_reader import ExpertReader
 from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, SourceCheckpoint
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.codecs.registry import dense_shards
 from zipmoe.errors import AlreadyPackedError, InvalidArgumentError, NotEnoughDiskError, PackMismatchError
 from zipmoe.store.durable_files import PARTIAL_SUFFIX, durable_writer, write_json
@@ -31,7 +32,6 @@ from zipmoe.store.manifest import (
     FORMAT_VERSION,
     JOURNAL_NAME,
     MANIFEST_NAME,
-    CodecSettings,
     DenseMatrix,
     ExpertGroup,
     FileEntry,
