@@ -57,7 +57,7 @@ from zipmoe.store.record_encoder import (
     decode_matrix,
     encode_record,
 )
-from zipmoe.store.record_shard import RecordShardWriter, read_record_shard_header
+from zipmoe.store.record_shard import RecordShardWriter, pack_identity, read_record_shard_header
 from zipmoe.store.shard_split import split_into_shards
 
 RECORD_SHARD_SOURCE_BYTES = 4 << 30
@@ -466,11 +466,6 @@ class _Pack:
             guard_tensor="",
             ignored_source_keys=self._plan.ignored_keys,
         )
-
-
-def pack_identity(fingerprint: str, settings: CodecSettings) -> str:
-    """What every file of records of one pack carries in its metadata."""
-    return f"{fingerprint}-{settings.name}-{settings.level}-{settings.shards}"
 
 
 def leftovers(folder: Path) -> list[Path]:

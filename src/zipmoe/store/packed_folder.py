@@ -11,9 +11,8 @@ from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, expand_home
 from zipmoe.errors import CorruptRecordError, ManifestError, MissingShardError, TruncatedShardError
 from zipmoe.store.manifest import Manifest
 from zipmoe.store.manifest_file import read_manifest
-from zipmoe.store.pack import pack_identity
 from zipmoe.store.plain_shard import file_checksum
-from zipmoe.store.record_shard import read_record_shard_header
+from zipmoe.store.record_shard import pack_identity, read_record_shard_header
 
 _COPY_HINT = "copy or download the folder again"
 
