@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt \
-           $(shell find src native -type f -name '*.py' -o -type f -name '*.[ch]pp')
+           $(shell find src native -type f -name '*.py*' ! -name '*.pyc' -o -type f -name '*.[ch]pp')
 
 .PHONY: help setup demo test lint pytest test-slow test-native sanitize format clean
 
@@ -17,7 +17,7 @@ help: ## List the targets
 setup: $(VENV)/installed ## Debian packages where missing, virtual environment, build
 
 $(VENV)/bin/python:
-	scripts/system-packages.sh
+	PYTHON=$(PYTHON) scripts/system-packages.sh
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
@@ -44,7 +44,7 @@ test-slow: setup ## The tests that take minutes (the 8 GB model among them)
 	$(BIN)/python -m pytest tests -m slow -q
 
 test-native: ## Native tests under address and undefined-behaviour sanitizers, then under the thread sanitizer
-	scripts/system-packages.sh
+	PYTHON=$(PYTHON) scripts/system-packages.sh
 	$(MAKE) sanitize SANITIZER=address,undefined
 	$(MAKE) sanitize SANITIZER=thread
 
