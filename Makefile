@@ -9,7 +9,7 @@ NATIVE_BUILD := build/native
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt \
            $(shell find src native -type f -name '*.py*' ! -name '*.pyc' -o -type f -name '*.[ch]pp')
 
-.PHONY: help setup demo test lint pytest test-slow test-native sanitize format clean
+.PHONY: help setup demo test lint pytest test-native sanitize format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,10 +38,7 @@ lint: setup ## ruff, mypy --strict, clang-format
 	$(BIN)/clang-format --dry-run --Werror $$(find native -name '*.[ch]pp')
 
 pytest: setup ## The Python tests
-	$(BIN)/python -m pytest tests -m 'not slow' -q
-
-test-slow: setup ## The tests that take minutes (the 8 GB model among them)
-	$(BIN)/python -m pytest tests -m slow -q
+	$(BIN)/python -m pytest tests -q
 
 test-native: ## Native tests under address and undefined-behaviour sanitizers, then under the thread sanitizer
 	PYTHON=$(PYTHON) scripts/system-packages.sh
