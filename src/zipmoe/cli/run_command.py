@@ -65,7 +65,7 @@ def run_command(
 
     from zipmoe.store.packed_folder import PackedFolder
 
-    PackedFolder.open(folder)  # names what is wrong before torch and Transformers are imported
+    PackedFolder.open(folder)  # names what is wrong before Transformers is imported and the tokenizer read
     import torch
     from transformers import AutoTokenizer, GenerationConfig
     from transformers import logging as transformers_logging
