@@ -28,6 +28,8 @@ CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_FILE_NAME = "model.safetensors"
 FINGERPRINT_SAMPLE_BYTES = 4096
+QUANT_METHOD = "zipmoe"
+"""``quant_method`` in the config.json of a packed folder."""
 
 _TORCH_DTYPES = {
     "BF16": torch.bfloat16,
@@ -214,7 +216,7 @@ def _refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
     if not quantization:
         return
     method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
-    if method == "zipmoe":
+    if method == QUANT_METHOD:
         raise AlreadyPackedError(
             f"{str(folder)!r} is already packed", hint=f"run it: zipmoe run {folder} --prompt '...'"
         )

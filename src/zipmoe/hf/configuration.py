@@ -11,11 +11,11 @@ from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.engine.engine import VERIFY_MODES
 from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
 
-QUANT_METHOD = "zipmoe"
 MODES = ("fast", "exact")
 _LOADING_ATTRIBUTES = ("memory", "mode", "context_tokens", "verify", "io_threads", "decode_threads")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import transformers
 
+from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.errors import NotAPackedFolderError
-from zipmoe.hf.configuration import QUANT_METHOD, ZipMoEConfig
+from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.registration import register
 
 

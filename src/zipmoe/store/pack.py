@@ -22,12 +22,12 @@ import torch
 
 from zipmoe._version import __version__
 from zipmoe.checkpoint.expert_reader import ExpertReader
-from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, SourceCheckpoint
+from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, QUANT_METHOD, SourceCheckpoint
 from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.codecs.registry import dense_shards
 from zipmoe.errors import AlreadyPackedError, InvalidArgumentError, NotEnoughDiskError, PackMismatchError
 from zipmoe.store.durable_files import PARTIAL_SUFFIX, durable_writer, write_json
-from zipmoe.store.guard_tensor import GUARD_SHAPE, guard_tensor_name
+from zipmoe.store.guard_tensor import EXPERTS_IMPLEMENTATION, GUARD_SHAPE, guard_tensor_name
 from zipmoe.store.manifest import (
     FORMAT_VERSION,
     JOURNAL_NAME,
@@ -425,8 +425,8 @@ class _Pack:
 
     def _packed_config(self) -> dict[str, Any]:
         config = dict(self._source.config)
-        config["quantization_config"] = {"quant_method": "zipmoe", "format_version": FORMAT_VERSION}
-        config["experts_implementation"] = "zipmoe"
+        config["quantization_config"] = {"quant_method": QUANT_METHOD, "format_version": FORMAT_VERSION}
+        config["experts_implementation"] = EXPERTS_IMPLEMENTATION
         return config
 
     def _manifest(self, records: list[Record], files: dict[str, FileEntry]) -> Manifest:
