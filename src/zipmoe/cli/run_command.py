@@ -14,6 +14,8 @@ from zipmoe.cli.progress import talk
 if TYPE_CHECKING:
     import torch
 
+    from zipmoe.engine.statistics import RunReport
+
 
 def run_command(
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Packed folder")],
@@ -40,28 +42,8 @@ def run_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
-    from zipmoe.errors import InvalidArgumentError
-
-    if (prompt is None) == (prompt_ids is None):
-        raise InvalidArgumentError(
-            "give either --prompt or --prompt-ids", hint='for example: --prompt "Once upon a time"'
-        )
-    if max_new_tokens < 1:
-        raise InvalidArgumentError(f"--max-new-tokens {max_new_tokens} is not a positive number")
-    if temperature < 0 or not 0 < top_p <= 1:
-        raise InvalidArgumentError(
-            f"--temperature {temperature} with --top-p {top_p} is out of range",
-            hint="temperature is at least 0, top-p above 0 and at most 1",
-        )
-    if combine not in (None, "grouped_mm", "eager"):
-        raise InvalidArgumentError(f"--combine {combine!r} is unknown", hint="choose grouped_mm or eager")
-    if chat and prompt_ids is not None:
-        raise InvalidArgumentError("--chat needs --prompt, not --prompt-ids")
+    _check_options(memory, prompt, prompt_ids, chat, max_new_tokens, temperature, top_p, combine)
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
-    if memory is not None:
-        from zipmoe.engine.byte_quantity import parse_bytes
-
-        parse_bytes(memory)
 
     from zipmoe.store.packed_folder import PackedFolder
 
@@ -87,15 +69,8 @@ def run_command(
     _check_ids(inputs, model.config.get_text_config().vocab_size)
     options = _generation_options(model, GenerationConfig, max_new_tokens, temperature, top_p, ignore_eos)
     torch.manual_seed(seed)
-    statistics = model.zipmoe_engine.statistics
-    stream = TokenStream(tokenizer, statistics, sys.stdout if not as_json else None)
-    statistics.start_run()
-    with torch.inference_mode():
-        output = model.generate(
-            inputs, attention_mask=torch.ones_like(inputs), generation_config=options, streamer=stream
-        )
-    report = statistics.report()
-    new_ids = output[0].tolist()[1:] if model.config.is_encoder_decoder else output[0, inputs.shape[1] :].tolist()
+    stream = TokenStream(tokenizer, model.zipmoe_engine.statistics, sys.stdout if not as_json else None)
+    new_ids, report = _generate(model, inputs, options, stream)
     if as_json:
         text = tokenizer.decode(new_ids, skip_special_tokens=True) if tokenizer is not None else None
         typer.echo(
@@ -111,6 +86,54 @@ def run_command(
         )
     talk(report.line())
     model.zipmoe_engine.close()
+
+
+def _check_options(
+    memory: str | None,
+    prompt: str | None,
+    prompt_ids: str | None,
+    chat: bool,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    combine: str | None,
+) -> None:
+    """Refuse what can be refused before anything slow is imported."""
+    from zipmoe.engine.byte_quantity import parse_bytes
+    from zipmoe.errors import InvalidArgumentError
+
+    if (prompt is None) == (prompt_ids is None):
+        raise InvalidArgumentError(
+            "give either --prompt or --prompt-ids", hint='for example: --prompt "Once upon a time"'
+        )
+    if max_new_tokens < 1:
+        raise InvalidArgumentError(f"--max-new-tokens {max_new_tokens} is not a positive number")
+    if temperature < 0 or not 0 < top_p <= 1:
+        raise InvalidArgumentError(
+            f"--temperature {temperature} with --top-p {top_p} is out of range",
+            hint="temperature is at least 0, top-p above 0 and at most 1",
+        )
+    if combine not in (None, "grouped_mm", "eager"):
+        raise InvalidArgumentError(f"--combine {combine!r} is unknown", hint="choose grouped_mm or eager")
+    if chat and prompt_ids is not None:
+        raise InvalidArgumentError("--chat needs --prompt, not --prompt-ids")
+    if memory is not None:
+        parse_bytes(memory)
+
+
+def _generate(model: Any, inputs: torch.Tensor, options: Any, stream: Any) -> tuple[list[int], RunReport]:
+    """The new token ids of a prompt (int64 [1, tokens]), and what the run cost."""
+    import torch
+
+    statistics = model.zipmoe_engine.statistics
+    statistics.start_run()
+    with torch.inference_mode():
+        output = model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), generation_config=options, streamer=stream
+        )
+    report = statistics.report()
+    new_ids = output[0, 1:] if model.config.is_encoder_decoder else output[0, inputs.shape[1] :]
+    return new_ids.tolist(), report
 
 
 def _parse_ids(text: str) -> list[int]:
