@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,14 +126,14 @@ class SourceCheckpoint:
             )
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
-    def fingerprint(self, keys: Iterable[str] | None = None) -> str:
+    def fingerprint(self) -> str:
         """xxh3-64 (16 hex digits) over the names, dtypes and shapes of all tensors and over samples of their data.
 
         The first and the last 4 KiB of every tensor are sampled: enough to tell two trainings of one architecture apart
         without reading the checkpoint twice.
         """
         digest = bytearray()
-        for key in sorted(self.tensors if keys is None else keys):
+        for key in sorted(self.tensors):
             info = self.tensors[key]
             digest += f"{key}|{info.dtype}|{info.shape}|".encode()
             rows = info.shape[0] if info.shape else 0
@@ -143,7 +142,7 @@ class SourceCheckpoint:
             elif info.bytes:
                 row_bytes = max(1, info.bytes // rows)
                 sample = min(rows, max(1, FINGERPRINT_SAMPLE_BYTES // row_bytes))
-                for begin in {0, rows - sample}:
+                for begin in dict.fromkeys((0, rows - sample)):
                     piece = self.read_rows(key, begin, begin + sample).contiguous().view(-1).view(torch.uint8)
                     head, tail = piece[:FINGERPRINT_SAMPLE_BYTES], piece[-FINGERPRINT_SAMPLE_BYTES:]
                     digest += head.numpy().tobytes() + tail.numpy().tobytes()

@@ -27,12 +27,11 @@ def pack_command(
 ) -> None:
     """Pack a checkpoint losslessly; run again after an interruption, it continues where it was."""
     from zipmoe.codecs.registry import settings_from_options
-    from zipmoe.errors import InvalidArgumentError
+    from zipmoe.store.worker_count import worker_count
 
     parsed_level = _parse_level(level)
     settings = settings_from_options(codec, parsed_level, shards)
-    if jobs is not None and jobs < 1:
-        raise InvalidArgumentError(f"--jobs {jobs} is not a positive number")
+    worker_count(jobs)
 
     from zipmoe.checkpoint.source import resolve_source
     from zipmoe.store.pack import PackProgress, pack

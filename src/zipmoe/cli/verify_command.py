@@ -20,12 +20,11 @@ def verify_command(
 ) -> None:
     """Check every checksum of a packed folder; with --against every bit of every tensor."""
     from zipmoe.checkpoint.source import resolve_source
-    from zipmoe.errors import InvalidArgumentError
     from zipmoe.store.packed_folder import PackedFolder
     from zipmoe.store.verify import verify
+    from zipmoe.store.worker_count import worker_count
 
-    if jobs is not None and jobs < 1:
-        raise InvalidArgumentError(f"--jobs {jobs} is not a positive number")
+    worker_count(jobs)
     original = resolve_source(against) if against is not None else None
     opened = PackedFolder.open(folder)
     total = sum(record.length for record in opened.manifest.records())
