@@ -103,10 +103,11 @@ class Engine:
         self._plan = MemoryPlan.of(manifest, self._decode_threads, separable=codec.separable)
         slots = self._plan.reserve(budget)
         self._native = self._open_native(slots, io_mode)
-        self._scratch = [
-            torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
-            for index in range(len(self._plan.scratch_bytes))
-        ]
+        with torch.inference_mode(False):  # tensors made in that mode would not work outside of it
+            self._scratch = [
+                torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
+                for index in range(len(self._plan.scratch_bytes))
+            ]
         self._scratch_views: dict[tuple[int, int, int], torch.Tensor] = {}
         self._decoded = DecodedTensors(lambda count: self._set_reservation(DECODED_TENSORS, count))
         self._tile_iterations = 0
