@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,9 @@ from zipmoe.cli.progress import talk
 
 if TYPE_CHECKING:
     import torch
+
+_LOWEST_TEMPERATURE = 1e-6
+"""Logits divided by less leave the range of FP32."""
 
 
 def run_command(
@@ -48,11 +52,13 @@ def run_command(
         )
     if max_new_tokens < 1:
         raise InvalidArgumentError(f"--max-new-tokens {max_new_tokens} is not a positive number")
-    if temperature < 0 or not 0 < top_p <= 1:
+    if not (temperature == 0 or _LOWEST_TEMPERATURE <= temperature < math.inf) or not 0 < top_p <= 1:
         raise InvalidArgumentError(
             f"--temperature {temperature} with --top-p {top_p} is out of range",
-            hint="temperature is at least 0, top-p above 0 and at most 1",
+            hint=f"temperature is 0 or at least {_LOWEST_TEMPERATURE}, top-p above 0 and at most 1",
         )
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise InvalidArgumentError(f"--seed {seed} does not fit into 64 bits")
     if combine not in (None, "grouped_mm", "eager"):
         raise InvalidArgumentError(f"--combine {combine!r} is unknown", hint="choose grouped_mm or eager")
     if chat and prompt_ids is not None:
@@ -79,7 +85,7 @@ def run_command(
     tokenizer = _tokenizer(AutoTokenizer, folder) if prompt is not None or not as_json else None
     inputs = torch.tensor([ids]) if ids is not None else _encode(tokenizer, _read_prompt(prompt), chat)
     settings = zipmoe.ZipMoEConfig(
-        memory=memory, mode="exact" if exact else "fast", context_tokens=inputs.shape[1] + max_new_tokens
+        memory=memory, mode="exact" if exact else None, context_tokens=inputs.shape[1] + max_new_tokens
     )
     model = zipmoe.load(folder, experts_implementation=combine, quantization_config=settings)
     mode_line = model.zipmoe_mode_line()
@@ -124,6 +130,8 @@ def _parse_ids(text: str) -> list[int]:
         ) from None
     if not ids:
         raise InvalidArgumentError("--prompt-ids is empty")
+    if not all(-(1 << 63) <= number < 1 << 63 for number in ids):
+        raise InvalidArgumentError("--prompt-ids holds ids outside of every vocabulary")
     return ids
 
 
@@ -137,7 +145,13 @@ def _check_ids(inputs: torch.Tensor, vocabulary: int) -> None:
 def _read_prompt(prompt: str | None) -> str:
     from zipmoe.errors import InvalidArgumentError
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        (text or "").encode()  # where undecodable bytes were let through, as in arguments
+    except UnicodeError as error:
+        raise InvalidArgumentError(
+            "the prompt is not valid UTF-8", hint="convert it, for example with iconv -t UTF-8"
+        ) from error
     if not text:
         raise InvalidArgumentError("the prompt is empty")
     return text
@@ -183,6 +197,8 @@ def _generation_options(
         pad_token_id=_pad_token(own),
         decoder_start_token_id=own.decoder_start_token_id,
     )
+    if ignore_eos:
+        own.eos_token_id = None  # generate() takes what the options leave open from the model's own
     if temperature > 0:
         options.temperature, options.top_p, options.top_k = temperature, top_p, 0
     return options
