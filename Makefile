@@ -5,6 +5,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TORCH = $(shell grep '^torch==' constraints.txt)
+TORCH_INDEX ?=
 NATIVE_BUILD := build/native
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt \
            $(shell find src native -type f -name '*.py*' ! -name '*.pyc' -o -type f -name '*.[ch]pp')
@@ -16,13 +18,20 @@ help: ## List the targets
 
 setup: $(VENV)/installed ## Debian packages where missing, virtual environment, build
 
-$(VENV)/bin/python:
+# A file of its own says that the environment is whole: an interrupted or failed venv leaves bin/python, without pip.
+$(VENV)/created:
 	PYTHON=$(PYTHON) scripts/system-packages.sh
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	@touch $@
 
-$(VENV)/installed: $(SOURCES) | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+# The ordinary package index has torch for CUDA only, which is gigabytes more. The CPU build is taken where pip finds it,
+# be it through TORCH_INDEX=URL; only where there is none the ordinary build is.
+$(VENV)/installed: $(SOURCES) $(VENV)/created
+	@echo "installing PyTorch, Transformers and the tools, and compiling the native core: this takes minutes"
+	$(BIN)/python -m pip install --quiet --no-deps $(TORCH_INDEX:%=--extra-index-url %) '$(TORCH)+cpu' 2>/dev/null || \
+	  { echo "pip finds no CPU build of torch: taking the ordinary one, gigabytes with CUDA (see README)"; \
+	    $(BIN)/python -m pip install --quiet -c constraints.txt torch; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt '.[dev]'
 	@touch $@
 

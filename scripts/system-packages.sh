@@ -17,8 +17,13 @@ if command -v c++ >/dev/null; then
 else
   needed+=(libzstd-dev liblz4-dev libxxhash-dev)
 fi
+if command -v "$python" >/dev/null && ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "error: Python 3.11 or newer is needed, $python is $("$python" --version)" >&2
+  echo "hint: make demo PYTHON=python3.12, or whatever the newer one is called" >&2
+  exit 1
+fi
 "$python" -c 'import ensurepip' 2>/dev/null || needed+=(python3-venv)
-"$python" - <<'PYTHON' 2>/dev/null || needed+=(python3-dev)
+"$python" - 2>/dev/null <<'PYTHON' || needed+=(python3-dev)
 import pathlib, sys, sysconfig
 sys.exit(not pathlib.Path(sysconfig.get_paths()["include"], "Python.h").exists())
 PYTHON
@@ -31,6 +36,7 @@ if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/de
   # env, because sudo drops variables of the caller
   $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${needed[@]}" >/dev/null
 else
-  echo "error: please install these packages first: ${needed[*]}" >&2
+  echo "error: these Debian packages are missing and only root may install them: ${needed[*]}" >&2
+  echo "hint: sudo apt-get install ${needed[*]}" >&2
   exit 1
 fi

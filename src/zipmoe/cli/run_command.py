@@ -25,7 +25,11 @@ def run_command(
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Packed folder")],
     memory: Annotated[
         str | None,
-        typer.Option(help="Budget for everything the process keeps, e.g. 4GB [default: what the machine allows]"),
+        typer.Option(
+            metavar="SIZE",
+            help="Budget for everything the process keeps: 4GB (1000-based), 4GiB or 4G (1024-based) "
+            "[default: what the machine allows]",
+        ),
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue; '-' reads it from standard input")] = None,
     prompt_ids: Annotated[
@@ -34,14 +38,21 @@ def run_command(
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template")] = False,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most")] = 128,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Logits bit for bit equal to plain Transformers on this machine")
+        bool,
+        typer.Option(
+            "--exact",
+            help="Logits bit for bit equal to plain Transformers on this machine (so far, they are without it too)",
+        ),
     ] = False,
     combine: Annotated[
-        str | None, typer.Option(help="Order in which expert outputs are summed: grouped_mm or eager")
+        str | None,
+        typer.Option(help="Order in which expert outputs are summed: grouped_mm or eager [default: the family's own]"),
     ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this probability")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling [default: 0]")] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the smallest set of tokens with this probability; needs a temperature")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling; needs a temperature [default: 0]")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end-of-text token")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
