@@ -23,7 +23,7 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_packed(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``tiny_source`` packed with FX3, small dense matrices included; treat it as read-only."""
-    from zipmoe.store.manifest import CodecSettings
+    from zipmoe.codecs.codec_settings import CodecSettings
     from zipmoe.store.pack import pack
 
     folder = tmp_path_factory.mktemp("tiny_packed") / "model"

@@ -21,7 +21,6 @@ class PlanarCodec : public Codec {
   void validate(const MatrixView& matrix) const final;
   void decode_rows(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end, uint16_t* out,
                    InstructionSet instruction_set) const final;
-  uint64_t parallel_grain_rows(const MatrixView& matrix) const final;
   RowRange split_at(const MatrixView& matrix, uint64_t row) const final;
 
  protected:

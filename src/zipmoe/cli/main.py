@@ -32,10 +32,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
 )
-app.command("pack")(pack_command)
-app.command("inspect")(inspect_command)
-app.command("verify")(verify_command)
-app.command("run")(run_command)
+app.command("pack", short_help="Pack a checkpoint, without losing a bit")(pack_command)
+app.command("inspect", short_help="Show what a packed folder contains")(inspect_command)
+app.command("verify", short_help="Check a packed folder, alone or against the original")(verify_command)
+app.command("run", short_help="Generate text from a packed folder")(run_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = typer.main.get_command(app)
     try:
         result = command.main(args=arguments, prog_name="zipmoe", standalone_mode=False)
+        if result == EXIT_INTERRUPTED:  # no command returns a number: Typer made this one of a KeyboardInterrupt
+            return _report_interrupt()
         return result if isinstance(result, int) else 0
     except _USAGE_ERROR as error:
         return _report_usage(error)
@@ -85,8 +87,14 @@ def main(arguments: list[str] | None = None) -> int:
         report_error(f"{where}{error.strerror or error}")
         return 1
     except (KeyboardInterrupt, typer.Abort):
-        report_error("interrupted")
-        return EXIT_INTERRUPTED
+        return _report_interrupt()
+
+
+def _report_interrupt() -> int:
+    if sys.stderr.isatty():  # the cursor may stand behind half a line of text, and does behind the ^C
+        sys.stderr.write("\n")
+    report_error("interrupted")
+    return EXIT_INTERRUPTED
 
 
 def _report_usage(error: Any) -> int:

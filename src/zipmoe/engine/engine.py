@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -115,11 +116,13 @@ class Engine:
             budget.set_reservation(EXPERT_POOL, wanted)
         slots = self._plan.reserve(budget) if self._pools is None else []
         self._native = self._open_native(slots, io_mode)
-        self._arena: torch.Tensor | None = None
-        self._scratch = [
-            torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
-            for index in range(len(self._plan.scratch_bytes))
-        ]
+        with torch.inference_mode(False):  # tensors made in that mode would not work outside of it
+            self._scratch = [
+                torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
+                for index in range(len(self._plan.scratch_bytes))
+            ]
+            arena = torch.from_numpy(self._native.arena()) if self._pools else torch.empty(0, dtype=torch.uint16)
+            self._arena = arena.view(torch.bfloat16)
         self._scratch_views: dict[tuple[int, int, int], torch.Tensor] = {}
         self._decoded = DecodedTensors(lambda count: self._set_reservation(DECODED_TENSORS, count))
         self._tile_iterations = 0
@@ -206,10 +209,9 @@ class Engine:
             UnsupportedOperationError: the expert is not the one that was handed out last.
             InvalidArgumentError: there is no such matrix.
         """
-        self._require_usable()
         position, entry = group.matrix(expert_id, name)
         record = group.records[expert_id]
-        with self._access:
+        with self._exclusive():
             self._require_handed_out(group, expert_id)
             decoded = self._native.decoded_offset(record, position) if self._pools else None
             if decoded is not None:
@@ -226,9 +228,8 @@ class Engine:
             BudgetExceededError: a tensor of this size does not fit into the budget.
             CorruptRecordError, TruncatedShardError, PackedFolderError: the expert cannot be read.
         """
-        self._require_usable()
         position, entry = group.matrix(expert_id, name)
-        with self._access:
+        with self._exclusive():
             if self._request is not None:
                 self._require_handed_out(group, expert_id)
                 return self._decode_fresh(group.records[expert_id], position, entry.rows, entry.columns)
@@ -278,9 +279,8 @@ class Engine:
             InvalidArgumentError: not a packed dense matrix.
             BudgetExceededError: it does not fit.
         """
-        self._require_usable()
         handle = self._catalogue.dense_matrix(parameter)
-        with self._access:
+        with self._exclusive():
             self._decoded.settle()
             fresh = self._decoded.empty(handle.rows, handle.columns)
             for block, begin, end in zip(handle.blocks, handle.row_begins[:-1], handle.row_begins[1:], strict=True):
@@ -300,11 +300,10 @@ class Engine:
         Raises:
             IndexError: a row number is out of range.
         """
-        self._require_usable()
         handle = self._catalogue.dense_matrix(parameter)
         if rows.dtype != torch.int64 or rows.dim() != 1:
             raise InvalidArgumentError(f"row numbers must be int64 [n], not {rows.dtype} {list(rows.shape)}")
-        with self._access:
+        with self._exclusive():
             self._decoded.settle()
             fresh = self._decoded.empty(rows.shape[0], handle.columns)
             with named_record_errors(self._catalogue):
@@ -315,8 +314,6 @@ class Engine:
         key = (-1 - offset, rows, columns)  # buffers of scratch have the numbers from 0 on
         view = self._scratch_views.get(key)
         if view is None:
-            if self._arena is None:
-                self._arena = torch.from_numpy(self._native.arena()).view(torch.bfloat16)
             begin = offset // self._arena.element_size()
             view = self._scratch_views[key] = self._arena[begin : begin + rows * columns].view(rows, columns)
         return view
@@ -343,8 +340,7 @@ class Engine:
         Raises:
             BudgetExceededError: it does not fit even with the smallest pool; nothing is changed.
         """
-        self._require_usable()
-        with self._access:
+        with self._exclusive():
             self._decoded.settle()
             self._set_reservation(what, count)
 
@@ -443,6 +439,14 @@ class Engine:
     def __reduce__(self) -> NoReturn:
         """Refuse: UnsupportedOperationError."""
         raise UnsupportedOperationError("an engine cannot be pickled: it owns memory, threads and open files")
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the engine, which may have been closed while this thread waited for it."""
+        self._require_usable()  # in a forked child nothing may be waited for
+        with self._access:
+            self._require_usable()
+            yield
 
     def _require_usable(self) -> None:
         if os.getpid() != self._process:

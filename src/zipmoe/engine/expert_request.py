@@ -42,24 +42,29 @@ class ExpertRequest:
                 raise UnsupportedOperationError("this thread has a request open already: end it first")
             engine._decoded.settle()
             records = self.group.records
+            engine._request = self
             wanted = [records[expert_id] for expert_id in self._expert_ids]
             engine._native.begin_request(wanted, self._ascending, self._tokens)
-            engine._request = self
         except BaseException:
-            engine._access.release()
+            # Ctrl-C may strike between any two of these steps: no request may stay open that nobody would end.
+            self._end()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         engine = self._engine
         self.current = None
         try:
             if engine._request is self:
-                engine._request = None
                 engine._native.end_request()
         finally:
+            if engine._request is self:
+                engine._request = None
             engine._access.release()
 
     def __iter__(self) -> Iterator[int]:
