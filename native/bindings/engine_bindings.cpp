@@ -38,11 +38,11 @@ using RowNumbers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::dev
 using ExtentTuple = std::tuple<uint64_t, uint64_t, uint64_t>;
 using SectionPairs = std::vector<std::pair<uint64_t, uint64_t>>;
 using MatrixTuple = std::tuple<uint64_t, uint64_t, SectionPairs, std::vector<uint32_t>>;
-using SlotArray = std::array<uint32_t, kPoolCount>;
+using SlotArray = std::array<uint32_t, kPools>;
 using PoolClassTuple = std::tuple<uint64_t, std::vector<uint64_t>, uint32_t>;
 using PoolGroupTuple = std::tuple<uint32_t, std::vector<uint32_t>, SlotArray>;
-using PoolsTuple = std::tuple<std::vector<PoolClassTuple>, std::vector<PoolGroupTuple>, std::optional<double>, double,
-                              std::string>;
+using PoolsTuple =
+    std::tuple<std::vector<PoolClassTuple>, std::vector<PoolGroupTuple>, std::optional<double>, double, std::string>;
 
 VerifyMode parse_verify_mode(const std::string& text) {
   if (text == "always") return VerifyMode::always;
@@ -73,9 +73,9 @@ uint32_t add_record(RecordTable& table, std::string record_name, uint32_t file, 
   return table.add_record(std::move(record));
 }
 
-PoolOptions pool_options(const PoolsTuple& tuple) {
+EnginePools pool_options(const PoolsTuple& tuple) {
   const auto& [classes, groups, tolerance, half_life_requests, read_order] = tuple;
-  PoolOptions options;
+  EnginePools options;
   for (const auto& [full_bytes, part_bytes, staging] : classes) {
     PoolClass shape{.full_bytes = full_bytes, .part_bytes = {}, .staging = staging};
     for (size_t part = 0; part < part_bytes.size(); ++part) shape.part_bytes.at(part) = part_bytes[part];
@@ -232,7 +232,7 @@ nb::dict counters(const ProcessBoundEngine& self) {
   result["exponent_hits"] = counted.by_residency[static_cast<size_t>(Residency::exponent)];
   result["promotions"] = counted.promotions;
   result["demotions"] = counted.demotions;
-  const bool separable = self.get().table().codec().capabilities().separable;
+  const bool separable = self.get().separable();
   result["exponent_read_bytes"] = separable ? counted.part_read_bytes[0] : 0;
   result["sign_mantissa_read_bytes"] = separable ? counted.part_read_bytes[1] : 0;
   result["requests"] = counted.requests;

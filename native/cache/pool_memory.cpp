@@ -198,7 +198,7 @@ const uint8_t* PoolMemory::full(RecordIndex record) const {
 void PoolMemory::resize(std::span<const PoolSlots> slots) {
   if (slots.size() != groups_.size()) throw std::invalid_argument("every group needs its numbers of slots");
   for (uint32_t group = 0; group < groups_.size(); ++group) {
-    for (uint32_t pool = 0; pool < kPoolCount; ++pool) {
+    for (uint32_t pool = 0; pool < kPools; ++pool) {
       if (held_[group].experts[pool] > slots[group].experts[pool]) {
         throw std::logic_error("a pool holds more experts than it is to have slots");
       }

@@ -8,11 +8,11 @@
 
 namespace zipmoe {
 
-inline constexpr uint32_t kPoolCount = 4;  // F, C, S, E: the residencies but the miss
+inline constexpr uint32_t kPools = 4;  // F, C, S, E: the residencies but the miss
 
 // Experts per pool of one group, in the order of Residency.
 struct PoolSlots {
-  std::array<uint32_t, kPoolCount> experts{};
+  std::array<uint32_t, kPools> experts{};
 
   uint32_t operator[](Residency pool) const { return experts.at(static_cast<size_t>(pool)); }
   uint32_t& operator[](Residency pool) { return experts.at(static_cast<size_t>(pool)); }

@@ -48,7 +48,7 @@ void require_fit(bool condition, const RecordTable& table, RecordIndex record, c
 }
 
 void check_pools(const RecordTable& table, const EngineOptions& options) {
-  const PoolOptions& pools = *options.pools;
+  const EnginePools& pools = *options.pools;
   const bool separable = table.codec().capabilities().separable;
   std::vector<bool> pooled(table.size());
   for (const PoolGroup& group : pools.groups) {
@@ -139,7 +139,7 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
 Engine::~Engine() { close(); }
 
 void Engine::lay_out_pools(uint64_t offset) {
-  const PoolOptions& pools = *options_.pools;
+  const EnginePools& pools = *options_.pools;
   pool_memory_ = std::make_unique<PoolMemory>(*arena_, offset, pools.classes, pools.groups, table_.size());
   for (const PoolGroup& group : pools.groups) {
     const auto experts = static_cast<uint32_t>(group.experts.size());
@@ -218,6 +218,7 @@ void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order,
                                                              .dispatch = *dispatch_.at(group),
                                                              .loader = *loader_,
                                                              .decoder = *decoder_,
+                                                             .workers = options_.decode_threads,
                                                              .rates = measured_rates(),
                                                              .read_order = options_.pools->read_order},
                                                  std::move(records), std::move(tokens), order);
@@ -345,7 +346,7 @@ void Engine::resize_pools(std::span<const PoolSlots> slots) {
   const std::vector<PoolGroup>& groups = options_.pools->groups;
   if (slots.size() != groups.size()) throw std::invalid_argument("every group needs its numbers of slots");
   for (uint32_t group = 0; group < groups.size(); ++group) {
-    for (uint32_t pool = 0; pool < kPoolCount; ++pool) {
+    for (uint32_t pool = 0; pool < kPools; ++pool) {
       if (slots[group].experts[pool] > groups[group].slots.experts[pool]) {
         throw std::invalid_argument("more slots than at the beginning");
       }

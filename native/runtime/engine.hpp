@@ -27,7 +27,7 @@
 namespace zipmoe {
 
 // Experts in the pools F, C, S and E by what is in memory of them, instead of one pool of whole records.
-struct PoolOptions {
+struct EnginePools {
   std::vector<PoolClass> classes;
   std::vector<PoolGroup> groups;    // every expert is in one
   std::optional<double> tolerance;  // of the dispatch, in ranks; default: a tenth of the group's experts
@@ -44,7 +44,7 @@ struct EngineOptions {
   std::vector<uint32_t> class_of_record;  // ExpertCache::kNotCached: resident from the start (dense)
   std::vector<uint64_t> scratch_bytes;    // one buffer each
   std::string eviction_policy = "lru";
-  std::optional<PoolOptions> pools;  // then there are no size classes, and the class of every expert is 0
+  std::optional<EnginePools> pools;  // then there are no size classes, and the class of every expert is 0
 };
 
 struct EngineCounters {
@@ -52,7 +52,7 @@ struct EngineCounters {
   uint64_t misses = 0;
   uint64_t evictions = 0;
   // Requested experts by what of them was in memory, in the order of Residency.
-  std::array<uint64_t, kPoolCount + 1> by_residency{};
+  std::array<uint64_t, kPools + 1> by_residency{};
   uint64_t promotions = 0;
   uint64_t demotions = 0;
   std::array<uint64_t, kPartsMax> part_read_bytes{};  // in the order of the codec's sections; dense records included
@@ -119,6 +119,7 @@ class Engine {
   void close();
 
   EngineCounters counters() const;
+  bool separable() const { return table_.codec().capabilities().separable; }
   std::string io_mode() const { return io_mode_; }
   std::string fallback_reason() const { return fallback_reason_; }
 

@@ -113,8 +113,7 @@ std::vector<uint32_t> PooledRequest::affinity_order() const {
     demands.push_back(demand);
   }
   const ChunkLayout layout = separable ? ChunkLayout::separable(shards) : ChunkLayout::fused();
-  std::vector<uint32_t> order =
-      order_of_reads(demands, layout, context_.decoder.threads(), context_.rates, context_.read_order);
+  std::vector<uint32_t> order = order_of_reads(demands, layout, context_.workers, context_.rates, context_.read_order);
   for (uint32_t& index : order) index = ascending[index];
   return order;
 }

@@ -23,6 +23,7 @@ struct PoolContext {
   PoolDispatch& dispatch;  // of the request's group
   RecordLoader& loader;
   RowDecoder& decoder;
+  uint32_t workers = 1;  // of the decoder
   ReadRates rates;
   OrderKind read_order = OrderKind::cache_affinity;
 };
@@ -43,7 +44,7 @@ class PooledRequest final : public LayerRequest {
   double wait_seconds() const override { return wait_seconds_; }
 
   // Requested experts by what of them was in memory, in the order of Residency.
-  const std::array<uint64_t, kPoolCount + 1>& by_residency() const { return by_residency_; }
+  const std::array<uint64_t, kPools + 1>& by_residency() const { return by_residency_; }
   // Of experts that were decoded into the pool F.
   uint64_t decoded_bytes() const { return decoded_bytes_; }
   double decode_seconds() const { return decode_seconds_; }
@@ -84,7 +85,7 @@ class PooledRequest final : public LayerRequest {
   std::optional<uint32_t> current_;
   std::optional<LoadFailure> failure_;
   RecordIndex failed_record_ = 0;
-  std::array<uint64_t, kPoolCount + 1> by_residency_{};
+  std::array<uint64_t, kPools + 1> by_residency_{};
   uint64_t decoded_bytes_ = 0;
   double decode_seconds_ = 0;
   double wait_seconds_ = 0;

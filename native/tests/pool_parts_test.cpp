@@ -261,7 +261,7 @@ void test_dispatch_never_exceeds_slots_and_moves_unrequested_experts_downwards()
         CHECK(dispatch.residency(expert) == now[expert]);
         if (now[expert] != kMiss) ++occupied[now[expert]];
       }
-      for (uint32_t pool = 0; pool < kPoolCount; ++pool) CHECK(occupied.experts[pool] <= slots.experts[pool]);
+      for (uint32_t pool = 0; pool < kPools; ++pool) CHECK(occupied.experts[pool] <= slots.experts[pool]);
     }
   }
 }

@@ -124,7 +124,7 @@ void check_occupancy(const Engine& engine) {
   const std::vector<PoolSlots> slots = engine.pool_slots();
   const std::vector<PoolSlots> held = engine.pool_occupancy();
   for (size_t group = 0; group < slots.size(); ++group) {
-    for (uint32_t pool = 0; pool < kPoolCount; ++pool) CHECK(held[group].experts[pool] <= slots[group].experts[pool]);
+    for (uint32_t pool = 0; pool < kPools; ++pool) CHECK(held[group].experts[pool] <= slots[group].experts[pool]);
   }
 }
 
