@@ -5,7 +5,7 @@ Slow and simple. It records what is requested, so that tests can state how the p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -37,7 +37,15 @@ class FakeEngine:
         return next(group for group in self.folder.manifest.expert_groups if group.path == path)
 
     @contextmanager
-    def request(self, group: ExpertGroup, expert_ids: list[int], *, ascending: bool = False) -> Iterator[Iterator[int]]:
+    def request(
+        self,
+        group: ExpertGroup,
+        expert_ids: list[int],
+        *,
+        ascending: bool = False,
+        tokens: Sequence[int] | None = None,
+    ) -> Iterator[Iterator[int]]:
+        assert tokens is None or (len(tokens) == len(expert_ids) and min(tokens, default=1) > 0)
         assert not self._open, "one request at a time"
         assert len(set(expert_ids)) == len(expert_ids)
         self.requests.append((group.path, list(expert_ids), ascending))

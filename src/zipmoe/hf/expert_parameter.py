@@ -63,9 +63,16 @@ class ExpertSource:
             return self.resident_matrix(expert, parameter)
         return self.slot.engine.expert_matrix(self.group, expert, parameter).to(self.dtype)
 
-    def request(self, experts: Sequence[int]) -> AbstractContextManager[Iterable[int]]:
-        """The engine's request for ``experts``: iterating it yields them as they become resident, hits first."""
-        return self.slot.engine.request(self.group, list(experts))
+    def request(
+        self, experts: Sequence[int], tokens: Sequence[int] | None = None
+    ) -> AbstractContextManager[Iterable[int]]:
+        """The engine's request for ``experts``: iterating it yields them as they become resident, hits first.
+
+        Args:
+            experts: distinct ids.
+            tokens: how many tokens are routed to each of them, for the order of the reads.
+        """
+        return self.slot.engine.request(self.group, list(experts), tokens=tokens)
 
     def resident_matrix(self, expert: int, parameter: str) -> torch.Tensor:
         """(rows, columns) matrix of the expert that a request has just yielded, in the computing dtype (scratch)."""

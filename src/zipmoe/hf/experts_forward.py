@@ -59,7 +59,7 @@ def _forward_grouped(
     allocate = torch.empty if len(needed) == len(rows) else torch.zeros
     terms: torch.Tensor | None = None
     source = self._zipmoe_source
-    with source.request(needed) as request:
+    with source.request(needed, [len(rows[expert]) for expert in needed]) as request:
         for expert in request:
             at = rows[expert]
             output = _expert_output(self, source, expert, hidden_states[at // top_k])
