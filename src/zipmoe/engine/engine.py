@@ -231,7 +231,7 @@ class Engine:
 
         Yields:
             (row_begin, row_end, BF16 [row_end - row_begin, columns], 64-byte aligned); the tensor is valid until the
-            next step. Matrices of at most 64 MiB come as one tile. Another iteration by the same thread ends this one.
+            next step. Matrices of at most 32 MiB come as one tile. Another iteration by the same thread ends this one.
 
         Raises:
             InvalidArgumentError: not a packed dense matrix.
