@@ -52,7 +52,8 @@ def inclusion_of(law: dict[tuple[int, ...], float], ranks: int) -> FloatArray:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "size", "exponent"), [(256, 8, 1.0), (256, 8, 0.3), (256, 8, 2.5), (512, 32, 1.2), (60, 4, 0.5), (128, 1, 1)]
+    ("ranks", "size", "exponent"),
+    [(256, 8, 1.0), (256, 8, 0.3), (256, 8, 2.5), (512, 32, 1.2), (60, 4, 0.5), (128, 1, 1)],
 )
 def test_inclusion_probabilities_are_reproduced(ranks: int, size: int, exponent: float) -> None:
     f = zipf(ranks, size, exponent)
