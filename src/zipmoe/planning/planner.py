@@ -172,7 +172,7 @@ class _Search:
         """Give memory back as long as all that this costs together stays within the limit of the best.
 
         Two kinds of moves: a pool loses its least popular experts, or passes them on to a pool that holds them in
-        fewer bytes. Each is tried for all numbers of experts at once and the largest one within the limit taken.
+        fewer bytes. Each is tried for all numbers of experts and the largest one within the limit taken.
         """
         allowed = grid_seconds[layers].sum(axis=0).min() * self._limit
         moves: list[tuple[ExpertState, ExpertState | None]] = [(pool, None) for pool in reversed(self._pools)]
@@ -182,23 +182,30 @@ class _Search:
             for target in reversed(self._pools)
             if source < target and self._slot_bytes[target] < self._slot_bytes[source]
         ]
-        slots = slots.copy()
-        changed = True
-        while changed:
-            changed = False
-            for source, target in moves:
-                moved = np.arange(1, slots[source] + 1)
-                if not len(moved):
-                    continue
-                smaller = np.repeat(slots[None, :], len(moved), axis=0)
-                smaller[:, source] -= moved
-                if target is not None:
-                    smaller[:, target] += moved
-                good = np.flatnonzero(self._expected.seconds(smaller, layers).sum(axis=0) <= allowed)
-                if len(good):
-                    slots = smaller[good[-1]]
-                    changed = True
+        while True:
+            # First one expert of every move, in one evaluation: most moves are already too dear then.
+            tried = [move for move in moves if slots[move[0]]]
+            if not tried:
+                break
+            single = np.concatenate([_moved(slots, move, np.array([1])) for move in tried])
+            cheap = np.flatnonzero(self._expected.seconds(single, layers).sum(axis=0) <= allowed)
+            if not len(cheap):
+                break
+            move = tried[int(cheap[0])]
+            smaller = _moved(slots, move, np.arange(1, slots[move[0]] + 1))
+            good = np.flatnonzero(self._expected.seconds(smaller, layers).sum(axis=0) <= allowed)
+            slots = smaller[good[-1] if len(good) else 0]  # the single expert is known to be cheap
         return PoolPlan(*(int(n) for n in slots))
+
+
+def _moved(slots: IntArray, move: tuple[ExpertState, ExpertState | None], experts: IntArray) -> IntArray:
+    """Partitions in which so many experts have left a pool for another one, or for none: [len(experts), 4]."""
+    source, target = move
+    plans = np.repeat(slots[None, :], len(experts), axis=0)
+    plans[:, source] -= experts
+    if target is not None:
+        plans[:, target] += experts
+    return plans
 
 
 def _forecast(model: RankModel, plan: PoolPlan, expert: ExpertBytes, seconds: float) -> LayerForecast:
