@@ -121,7 +121,9 @@ class CodecProbe:
     @property
     def label(self) -> str:
         """For people."""
-        return f"{self.step} {self.key} on {self.workers} {'worker' if self.workers == 1 else 'workers'}".replace("  ", " ")
+        return f"{self.step} {self.key} on {self.workers} {'worker' if self.workers == 1 else 'workers'}".replace(
+            "  ", " "
+        )
 
     @property
     def family(self) -> str:

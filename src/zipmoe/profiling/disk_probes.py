@@ -17,7 +17,7 @@ from zipmoe.store.manifest import ALIGNMENT_BYTES, Record
 
 BLOCK_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 QUEUE_DEPTHS = (1, 2, 4, 8)
-MEMORY_BYTES = 128 << 20
+READ_MEMORY_BYTES = 128 << 20
 """Blocks under way must fit into this; larger combinations of block and depth are not measured."""
 LARGEST_BLOCK_BYTES = 64 << 20
 """Longer records are measured with reads of this length."""
@@ -34,9 +34,7 @@ class BlockReader(Protocol):
         """Why reads are not direct; empty if they are."""
         ...
 
-    def read(
-        self, places: Sequence[Place], block_bytes: int, memory: npt.NDArray[np.uint8]
-    ) -> tuple[float, int, int]:
+    def read(self, places: Sequence[Place], block_bytes: int, memory: npt.NDArray[np.uint8]) -> tuple[float, int, int]:
         """Read one block at each place; returns seconds, bytes, errno (0: none)."""
         ...
 
@@ -116,8 +114,8 @@ class ReadProbe:
 
     @property
     def least_units(self) -> int:
-        """Two full queues."""
-        return 2 * self.depth
+        """A full queue."""
+        return self.depth
 
     def run(self, units: int) -> float:
         """Read ``units`` blocks.
@@ -237,9 +235,7 @@ def disk_probes(
         for block, of_record in blocks:
             for depth in QUEUE_DEPTHS:
                 seed += 1
-                places = (
-                    RecordPlaces(files, records, block, seed) if of_record else BlockPlaces(files, block, seed)
-                )
+                places = RecordPlaces(files, records, block, seed) if of_record else BlockPlaces(files, block, seed)
                 if places.count == 0 or block * depth > memory.nbytes:
                     continue
                 reads.append(ReadProbe(mode, block, depth, of_record, readers[depth], places, memory, files, cache))

@@ -31,9 +31,18 @@ class ExpertWeights:
     matrices: tuple[torch.Tensor, ...]
 
 
-def execution_memory_bytes(expert_bytes: int) -> int:
-    """Memory for as many experts as are executed in turn."""
-    return -(-LEAST_WEIGHT_BYTES // expert_bytes) * (expert_bytes + 4096 * 8)
+LARGEST_NUMBER_OF_EXPERTS = 4096
+"""Experts are not multiplied further than this: those of toy models stay in the caches, as they do when they run."""
+
+
+def experts_in_turn(expert_bytes: int) -> int:
+    """How many experts of this many BF16 bytes are executed in turn."""
+    return min(LARGEST_NUMBER_OF_EXPERTS, -(-LEAST_WEIGHT_BYTES // expert_bytes))
+
+
+def execution_memory_bytes(expert_bytes: int, matrices: int) -> int:
+    """Memory for these experts, each of ``matrices`` matrices."""
+    return experts_in_turn(expert_bytes) * (expert_bytes + 4096 * matrices)
 
 
 def expert_weights(
@@ -42,7 +51,7 @@ def expert_weights(
     """Experts of these shapes in ``memory``, filled with the weights of ``sample`` (uint16 [n]) over and over."""
     expert_bytes = 2 * sum(rows * columns for _, rows, columns in shapes)
     experts = []
-    for _ in range(-(-LEAST_WEIGHT_BYTES // expert_bytes)):
+    for _ in range(experts_in_turn(expert_bytes)):
         matrices = []
         for _, rows, columns in shapes:
             patterns = memory.take(2 * rows * columns).view(np.uint16)
@@ -66,6 +75,9 @@ class ExecutionProbe:
         self._experts = experts
         self._clock = clock
         self._next = 0
+        self.executions: list[float] = []
+        """Seconds of every execution, the warm-up's included: a waiting thread of torch's pool makes a few of them
+        a thousand times longer on a busy machine, which a median over means would not forgive."""
         generator = torch.Generator().manual_seed(seed)
         widths = {int(matrix.shape[1]) for matrix in experts[0].matrices}
         self._inputs = {
@@ -94,11 +106,14 @@ class ExecutionProbe:
 
     def run(self, units: int) -> float:
         """Execute ``units`` experts."""
+        total = 0.0
         with torch.no_grad():
-            began = self._clock()
             for _ in range(units):
                 expert = self._experts[self._next % len(self._experts)]
                 self._next += 1
+                began = self._clock()
                 for weights in expert.matrices:
                     functional.linear(self._inputs[weights.shape[1]], weights)
-            return self._clock() - began
+                self.executions.append(self._clock() - began)
+                total += self.executions[-1]
+        return total

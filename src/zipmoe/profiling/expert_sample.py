@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -102,15 +101,10 @@ def read_sample(folder: PackedFolder, kind: ExpertKind, weights_wanted: int = SA
 
 def _read_record(folder: PackedFolder, record: Record) -> npt.NDArray[np.uint8]:
     data = np.zeros(record.length + READABLE_TAIL_BYTES, dtype=np.uint8)
-    file: IO[bytes]
-    with (folder.path / record.file).open("rb", buffering=0) as file:
-        file.seek(record.offset)
-        at = 0
-        while at < record.length:
-            count = file.readinto(memoryview(data)[at : record.length])  # type: ignore[attr-defined]
-            if not count:
-                raise TruncatedShardError(f"{_where(folder, record)} ends early", hint=_VERIFY_HINT)
-            at += count
+    found = np.fromfile(folder.path / record.file, dtype=np.uint8, count=record.length, offset=record.offset)
+    if found.nbytes < record.length:
+        raise TruncatedShardError(f"{_where(folder, record)} ends early", hint=_VERIFY_HINT)
+    data[: record.length] = found
     damaged = damaged_extent(data, record)
     if damaged is not None:
         raise CorruptRecordError(

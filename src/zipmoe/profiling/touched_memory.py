@@ -5,6 +5,7 @@ First use of fresh pages is slower than any disk on some virtual machines; nothi
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import numpy as np
@@ -21,10 +22,8 @@ class TouchedMemory:
         rounded = -(-capacity_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         self._mapping = mmap.mmap(-1, rounded + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with contextlib.suppress(OSError):  # a kernel without huge pages: everything works, somewhat slower
                 self._mapping.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:  # a kernel without huge pages: everything works, somewhat slower
-                pass
         everything = np.frombuffer(self._mapping, dtype=np.uint8)
         begin = -everything.ctypes.data % _HUGE_PAGE_BYTES
         self._bytes: npt.NDArray[np.uint8] = everything[begin : begin + rounded]
