@@ -13,8 +13,8 @@ from zipmoe.codecs.registry import codec_names
 from zipmoe.errors import CorruptRecordError, TruncatedShardError
 from zipmoe.profiling.codec_probes import codec_memory_bytes, codec_probes, encode_sample
 from zipmoe.profiling.expert_sample import SampleMatrix, most_common_kind, read_sample
-from zipmoe.profiling.memory_probes import memory_probes
 from zipmoe.profiling.measure import exponent_ratios, worker_counts
+from zipmoe.profiling.memory_probes import memory_probes
 from zipmoe.profiling.operating_points import operating_points
 from zipmoe.profiling.touched_memory import TouchedMemory
 from zipmoe.store.manifest import CodecSettings
@@ -52,9 +52,7 @@ def test_shards_of_a_cut_matrix_keep_their_length() -> None:
 
 
 @pytest.mark.parametrize(("damage", "error"), [("flip", CorruptRecordError), ("truncate", TruncatedShardError)])
-def test_a_damaged_record_is_refused(
-    zstd_packed: Path, tmp_path: Path, damage: str, error: type[Exception]
-) -> None:
+def test_a_damaged_record_is_refused(zstd_packed: Path, tmp_path: Path, damage: str, error: type[Exception]) -> None:
     copy = PackedFolder.open(Path(shutil.copytree(zstd_packed, tmp_path / "copy")))
     kind = most_common_kind(copy.manifest)
     file = copy.path / kind.records[0].file
