@@ -21,7 +21,7 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
 
 
 def test_tables_and_the_kept_profile(zstd_packed: Path, cache_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = _run(capsys, "profile", zstd_packed, "--seconds", 1)
+    code, out, err = _run(capsys, "profile", zstd_packed, "--seconds", 3)
     assert code == 0
     for text in (
         "disk, buffered reads, GB/s by block and number of reads at a time",
@@ -46,7 +46,7 @@ def test_tables_and_the_kept_profile(zstd_packed: Path, cache_folder: Path, caps
 
 def test_json_and_output(zstd_packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new/mine.json"
-    code, out, err = _run(capsys, "profile", zstd_packed, "--seconds", 1, "--json", "--output", target)
+    code, out, err = _run(capsys, "profile", zstd_packed, "--seconds", 3, "--json", "--output", target)
     assert code == 0
     report = json.loads(out)
     assert report == json.loads(report_path(target).read_text())

@@ -16,7 +16,7 @@ def profile_command(
     output: Annotated[
         Path | None, typer.Option(help="Write the profile to this file [default: the user's cache]")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time for all measurements together")] = 40.0,
+    seconds: Annotated[float, typer.Option(help="Time for everything together")] = 40.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")] = False,
 ) -> None:
     """Measure this machine for the planner: disk, decompression, memory, execution of experts."""

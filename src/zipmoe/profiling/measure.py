@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -30,7 +31,7 @@ from zipmoe.profiling.estimate import Estimate
 from zipmoe.profiling.execution_probes import TOKENS, ExecutionProbe, execution_memory_bytes, expert_weights
 from zipmoe.profiling.expert_sample import ExpertKind, SampleMatrix, most_common_kind, read_sample
 from zipmoe.profiling.memory_probes import MEMORY_BYTES, memory_probes
-from zipmoe.profiling.operating_points import operating_points
+from zipmoe.profiling.operating_points import OperatingPoint, operating_points
 from zipmoe.profiling.read_places import RecordFiles, record_files
 from zipmoe.profiling.report import (
     CodecRates,
@@ -53,22 +54,41 @@ LONGEST_SECONDS = 3600.0
 SHARES = {"disk": 0.45, "latency": 0.03, "codecs": 0.24, "memory": 0.06, "execution": 0.22}
 """Of the time; together 1."""
 _BUSY_CORES = 0.25
+_OTHER_CODECS_WEIGHTS = 4 << 20
+"""Of the sample for codecs other than the folder's: some of them take a second of a core for this much."""
+_LARGE_SPREAD = 0.5
 _SMALL_FOLDER_BYTES = 1 << 30
 _STILL_CACHED = 0.05
 _OneProgress = Callable[[str, float], None]
 
 
-@dataclass
-class _Progress:
-    """Adds up what the stages report."""
+class _Schedule:
+    """Hands out the time: every stage gets its share of what is left, so that a slow preparation or stage shortens the
+    following ones; but never less than half of what it would have had.
+    """
 
-    report: _OneProgress
-    seconds: float
-    passed: float = field(default=0.0)
+    def __init__(self, seconds: float, clock: Clock, report: _OneProgress) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._report = report
+        self._began = clock()
+        self._shares = dict(SHARES)
+        self.left_out: list[str] = []
 
-    def advance(self, label: str, seconds: float) -> None:
-        self.passed += seconds
-        self.report(label, min(1.0, self.passed / self.seconds))
+    @property
+    def passed(self) -> float:
+        return self._clock() - self._began
+
+    def stage(self, name: str, probes: Sequence[Probe]) -> RoundResults:
+        left = max(0.0, self._seconds - self.passed)
+        seconds = max(left * self._shares[name] / sum(self._shares.values()), self._seconds * SHARES[name] / 2)
+        del self._shares[name]
+        results = run_rounds(probes, seconds, clock=self._clock, advance=lambda label, _: self.show(label))
+        self.left_out += results.left_out
+        return results
+
+    def show(self, label: str) -> None:
+        self._report(label, min(1.0, self.passed / self._seconds))
 
 
 def worker_counts(workers: int) -> tuple[int, ...]:
@@ -113,7 +133,7 @@ def measure(
 
     Args:
         folder: an opened packed folder.
-        seconds: for all measurements together; preparation comes on top (a few seconds).
+        seconds: for everything together, preparation included (which a busy machine may exceed somewhat).
         progress: told what is being measured, and the fraction of the time that has passed.
         clock: seconds, for budgets (tests pass one of their own).
         open_reader: opens readers for the disk probes (tests pass one of their own).
@@ -124,7 +144,7 @@ def measure(
         PackedFolderError: the folder has no experts, is damaged, or cannot be read.
     """
     check_seconds(seconds)
-    began = clock()
+    schedule = _Schedule(seconds, clock, progress)
     manifest = folder.manifest
     get_codec(manifest.codec.name)
     workers = len(os.sched_getaffinity(0))
@@ -132,39 +152,33 @@ def measure(
     kind = most_common_kind(manifest)
     if not kind.shapes or kind.bfloat16_bytes == 0:
         raise ManifestError("the experts have no matrices", hint="pack the model again")
-    progress("preparing", 0.0)
+    schedule.show("preparing")
     sample = read_sample(folder, kind)
-    encoded = [encode_sample(point, sample) for point in operating_points(manifest.codec)]
+    encoded = [encode_sample(point, sample_for(point, sample)) for point in operating_points(manifest.codec)]
     files = record_files(folder.path, manifest.records())
     memory = TouchedMemory(_memory_bytes(kind, encoded, sample, workers))
     load = OtherLoad()
-    total = _Progress(progress, seconds)
-
-    def stage(name: str, probes: Sequence[Probe]) -> RoundResults:
-        return run_rounds(probes, seconds * SHARES[name], clock=clock, advance=total.advance)
-
     disk = disk_probes(files, kind.records, kind.record_bytes, memory.take(READ_MEMORY_BYTES), open_reader)
-    reads = stage("disk", disk.reads)
-    latencies = stage("latency", disk.latencies)
+    reads = schedule.stage("disk", disk.reads)
+    schedule.stage("latency", disk.latencies)
     memory.clear()
     codecs = codec_probes(encoded, sample, counts, memory)
-    codec_results = stage("codecs", codecs)
+    codec_results = schedule.stage("codecs", codecs)
     memory.clear()
     bandwidth = memory_probes(memory.take(MEMORY_BYTES), counts)
-    memory_results = stage("memory", bandwidth)
+    memory_results = schedule.stage("memory", bandwidth)
     memory.clear()
     experts = expert_weights(kind.shapes, np.concatenate([m.weights.reshape(-1) for m in sample]), memory)
     execution = [ExecutionProbe(tokens, experts) for tokens in TOKENS]
-    execution_results = stage("execution", execution)
-    results = (reads, latencies, codec_results, memory_results, execution_results)
+    execution_results = schedule.stage("execution", execution)
     busy = load.cores()
-    return ProfileReport(
+    report = ProfileReport(
         folder=str(folder.path),
         provenance=provenance(folder),
         expert=ExpertShape(kind.shapes, kind.bfloat16_bytes, kind.record_bytes, len(kind.records)),
         workers=workers,
         torch_threads=torch.get_num_threads(),
-        measured_seconds=clock() - began,
+        measured_seconds=schedule.passed,
         other_cores_busy=busy,
         direct_refusal=disk.direct_refusal,
         reads=_read_rates(disk.reads, reads),
@@ -182,9 +196,22 @@ def measure(
             for probe, found in zip(execution, execution_results.samples, strict=True)
             if found is not None
         ),
-        left_out=tuple(label for result in results for label in result.left_out),
+        left_out=tuple(schedule.left_out),
         notes=_notes(disk, files, reads, busy),
     )
+    return replace(report, notes=(*report.notes, *_spread_notes(report)))
+
+
+def sample_for(point: OperatingPoint, sample: Sequence[SampleMatrix]) -> Sequence[SampleMatrix]:
+    """The part of the sample to encode: all of it for the folder's codec and for those that are quick to encode."""
+    if point.of_folder or not point.separable:
+        return sample
+    weights = 0
+    for count, matrix in enumerate(sample, start=1):
+        weights += matrix.weights.size
+        if weights >= _OTHER_CODECS_WEIGHTS:
+            return sample[:count]
+    return sample
 
 
 def exponent_ratios(kind: ExpertKind) -> tuple[ExponentRatio, ...]:
@@ -206,6 +233,24 @@ def _memory_bytes(
 ) -> int:
     codecs = codec_memory_bytes(encoded, sample, workers)
     return max(READ_MEMORY_BYTES, codecs, MEMORY_BYTES, execution_memory_bytes(kind.bfloat16_bytes, len(kind.shapes)))
+
+
+def _spread_notes(report: ProfileReport) -> list[str]:
+    """Says of which parts the rounds were far apart."""
+    parts = {
+        "disk": [read.bytes_per_second for read in report.reads if read.mode == "direct" or report.direct_refusal],
+        "codecs": [rate for codec in report.codecs for rate in codec.decompress_bytes_per_second.values()],
+        "memory": [rate.bytes_per_second for rate in report.memory],
+        "execution": [time.seconds for time in report.execution],
+    }
+    unsteady = [
+        f"{name} ({statistics.median(estimate.spread for estimate in estimates):.0%})"
+        for name, estimates in parts.items()
+        if estimates and statistics.median(estimate.spread for estimate in estimates) > _LARGE_SPREAD
+    ]
+    if not unsteady:
+        return []
+    return [f"rounds were far apart for {', '.join(unsteady)}: do not rely on these numbers"]
 
 
 def _read_rates(probes: Sequence[ReadProbe], results: RoundResults) -> tuple[ReadRate, ...]:
