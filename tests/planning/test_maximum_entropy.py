@@ -52,7 +52,8 @@ def inclusion_of(law: dict[tuple[int, ...], float], ranks: int) -> FloatArray:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "size", "exponent"), [(256, 8, 1.0), (256, 8, 0.3), (256, 8, 2.5), (512, 32, 1.2), (60, 4, 0.5), (128, 1, 1)]
+    ("ranks", "size", "exponent"),
+    [(256, 8, 1.0), (256, 8, 0.3), (256, 8, 2.5), (512, 32, 1.2), (60, 4, 0.5), (128, 1, 1)],
 )
 def test_inclusion_probabilities_are_reproduced(ranks: int, size: int, exponent: float) -> None:
     f = zipf(ranks, size, exponent)
@@ -172,3 +173,23 @@ def test_edge_of_the_possible_is_an_error() -> None:
     f = np.array([0.75, 0.75, 0.25, 0.25])
     with pytest.raises(NoMaximumEntropyLawError, match="no weights reproduce"):
         fit(f, np.array([0, 0.5, 0, 0.5]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_widely_spread_sizes(data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(3, 16))
+    logits = np.array(data.draw(st.lists(st.floats(-2, 2), min_size=ranks, max_size=ranks)))
+    shares = np.array(data.draw(st.lists(st.floats(0.05, 1), min_size=ranks, max_size=ranks)))
+    sizes = np.concatenate([[0.0], shares / shares.sum()])
+    f = inclusion_probabilities(1 / (1 + np.exp(-logits))[None], sizes[None])[0]
+    law = fit(f, sizes)
+    assert law.residual < 1e-11
+    assert law.rounds < 200
+
+
+def test_error_names_the_layers() -> None:
+    good, edge = np.array([0.5, 0.5, 0.5, 0.5]), np.array([0.75, 0.75, 0.25, 0.25])
+    with pytest.raises(NoMaximumEntropyLawError) as caught:
+        fit(np.array([good, edge, good, edge]), np.array([0, 0.5, 0, 0.5]))
+    assert caught.value.layers == (1, 3)

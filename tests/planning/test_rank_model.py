@@ -63,7 +63,7 @@ def test_shift_moves_towards_the_mean() -> None:
     assert shifted(f, 0).tolist() == f.tolist()
     assert shifted(f, 1).tolist() == pytest.approx([0.4] * 4)
     assert shifted(f, 0.25).tolist() == pytest.approx([0.775, 0.475, 0.175, 0.175])
-    with pytest.raises(InvalidArgumentError, match="outside 0..1"):
+    with pytest.raises(InvalidArgumentError, match=r"outside 0\.\.1"):
         shifted(f, 1.1)
 
 
