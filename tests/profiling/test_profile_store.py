@@ -250,6 +250,7 @@ def test_destinations_that_are_refused(tmp_path: Path) -> None:
         (tmp_path / "link/profile.json", "nothing is written"),
         (tmp_path, "is a folder"),
         (tmp_path / "file/profile.json", "cannot be written"),
+        (Path("/proc/profile.json"), "cannot be written: '/proc'"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message) as caught:
             check_destination(path, folder)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -60,10 +61,13 @@ def check_destination(path: Path, folder: Path) -> None:
     if path.is_dir():
         raise InvalidArgumentError(f"{str(path)!r} is a folder", hint=_OUTPUT_HINT)
     parent = next((above for above in path.absolute().parents if above.exists()), Path("/"))
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
         raise InvalidArgumentError(
-            f"{str(path)!r} cannot be written: no permission in {str(parent)!r}", hint=_OUTPUT_HINT
-        )
+            f"{str(path)!r} cannot be written: {str(parent)!r}: {error.strerror}", hint=_OUTPUT_HINT
+        ) from error
 
 
 def save_profile(report: ProfileReport, path: Path) -> DeviceProfile:
