@@ -1,4 +1,4 @@
-"""Entry point of the command line: ``zipmoe pack | inspect | verify | run``.
+"""Entry point of the command line: ``zipmoe pack | inspect | verify | profile | run``.
 
 Standard output carries data, standard error everything else. Errors that the user can do something about are one line
 and a hint, with exit code 2 for bad input and 1 for damaged data.
@@ -16,6 +16,7 @@ import typer
 from zipmoe._version import __version__
 from zipmoe.cli.inspect_command import inspect_command
 from zipmoe.cli.pack_command import pack_command
+from zipmoe.cli.profile_command import profile_command
 from zipmoe.cli.run_command import run_command
 from zipmoe.cli.verify_command import verify_command
 from zipmoe.errors import ZipMoEError
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command("pack", short_help="Pack a checkpoint, without losing a bit")(pack_command)
 app.command("inspect", short_help="Show what a packed folder contains")(inspect_command)
 app.command("verify", short_help="Check a packed folder, alone or against the original")(verify_command)
+app.command("profile", short_help="Measure this machine for the planner")(profile_command)
 app.command("run", short_help="Generate text from a packed folder")(run_command)
 
 
