@@ -45,7 +45,7 @@ from zipmoe.profiling.report import (
 )
 from zipmoe.profiling.rounds import Clock, Probe, RoundResults, run_rounds
 from zipmoe.profiling.touched_memory import TouchedMemory
-from zipmoe.store.pack import pack_identity
+from zipmoe.store.record_shard import pack_identity
 from zipmoe.store.packed_folder import PackedFolder
 
 DEFAULT_SECONDS = 40.0
