@@ -71,6 +71,15 @@ void test_reads_at_every_depth() {
   CHECK(cached_bytes(folder.file("a"), 0, bytes.size()) <= bytes.size());
 }
 
+// Which workers get a unit is a matter of luck, so results may lie in any worker's part of the scratch memory.
+bool some_part_holds(std::span<const uint8_t> scratch, uint32_t workers, const void* expected, uint64_t bytes) {
+  const uint64_t part = scratch.size() / workers / 64 * 64;
+  for (uint32_t slot = 0; slot < workers; ++slot) {
+    if (std::memcmp(scratch.data() + slot * part, expected, bytes) == 0) return true;
+  }
+  return false;
+}
+
 void test_work_on_some_workers() {
   constexpr uint64_t kRows = 64;
   constexpr uint64_t kColumns = 256;
@@ -83,7 +92,7 @@ void test_work_on_some_workers() {
     TimedWork work(workers);
     AlignedBytes scratch(workers * 2 * weights.size());
     CHECK(work.recombine(planes, 20, scratch.span(), best_instruction_set()) > 0);
-    CHECK(std::memcmp(scratch.span().data(), weights.data(), 2 * weights.size()) == 0);
+    CHECK(some_part_holds(scratch.span(), workers, weights.data(), 2 * weights.size()));
     AlignedBytes source(uint64_t{4} << 20);
     AlignedBytes target(uint64_t{4} << 20);
     std::memset(source.span().data(), 5, source.span().size());
@@ -106,12 +115,7 @@ void test_work_on_some_workers() {
       const CompressedShard shard{view.sections[0], weights.size()};
       std::memset(scratch.span().data(), 0, scratch.span().size());
       CHECK(work.decompress(*planar, std::span(&shard, 1), 10, scratch.span()) > 0);
-      bool found = false;  // at least one worker's part holds the exponents
-      for (uint32_t slot = 0; slot < workers; ++slot) {
-        const uint64_t part = scratch.span().size() / workers / 64 * 64;
-        found |= std::memcmp(scratch.span().data() + slot * part, exponent.data(), exponent.size()) == 0;
-      }
-      CHECK(found);
+      CHECK(some_part_holds(scratch.span(), workers, exponent.data(), exponent.size()));
     }
   }
 }
