@@ -5,4 +5,5 @@ NB_MODULE(_native, module) {
   module.doc() = "Native core of ZipMoE: codecs, direct reads, expert cache";
   zipmoe::bind_codecs(module);
   zipmoe::bind_engine(module);
+  zipmoe::bind_cache(module);
 }

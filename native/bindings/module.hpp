@@ -5,5 +5,6 @@ namespace zipmoe {
 
 void bind_codecs(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
+void bind_cache(nanobind::module_& module);
 
 }  // namespace zipmoe
