@@ -2,8 +2,12 @@
 #include "bindings/module.hpp"
 
 NB_MODULE(_native, module) {
-  module.doc() = "Native core of ZipMoE: codecs, direct reads, expert cache";
+  module.doc() = "Native core of ZipMoE: codecs, direct reads, expert cache, scheduler";
   zipmoe::bind_codecs(module);
   zipmoe::bind_engine(module);
+<<<<<<< HEAD
   zipmoe::bind_cache(module);
+=======
+  zipmoe::bind_schedule(module);
+>>>>>>> scheduler
 }

@@ -129,3 +129,78 @@ class LayerPools:
     def residencies(self) -> list[int]: ...
     @property
     def tolerance(self) -> float: ...
+# --- scheduler (native/bindings/schedule_bindings.cpp, docs/scheduling.md) ---
+
+class LayerSchedule:
+    """A layer's schedule on the machine model; task = position in the arguments of ``schedule_layer``; times in seconds."""
+
+    @property
+    def io(self) -> list[tuple[int, str, int]]:
+        """Reads in order: (task, "E" | "SM" | "packed" (a fused codec's section), shard; 0 unless "E")."""
+
+    @property
+    def io_times(self) -> list[tuple[float, float]]:
+        """(start, end) of each read of ``io``."""
+
+    @property
+    def decompressions(self) -> list[tuple[int, int]]:
+        """(task, shard), highest priority first."""
+
+    @property
+    def decompression_times(self) -> list[tuple[int, float, float]]:
+        """(worker, start, end) of each entry of ``decompressions``."""
+
+    @property
+    def recombination_times(self) -> list[tuple[float, float]]:
+        """(start, end) per task; of length 0 where nothing is recombined."""
+
+    @property
+    def execution_times(self) -> list[tuple[float, float]]:
+        """(start, end) per expert position."""
+
+    @property
+    def execution_end(self) -> list[float]: ...
+    @property
+    def block_of_task(self) -> list[int]:
+        """Block per task, -1 for tasks without work."""
+
+    @property
+    def task_order(self) -> list[int]:
+        """The tasks that have work, block after block."""
+
+    @property
+    def makespan(self) -> float: ...
+    @property
+    def io_end(self) -> float: ...
+    @property
+    def io_seconds(self) -> float: ...
+    @property
+    def lower_bound(self) -> float: ...
+
+def schedule_layer(
+    expert: Sequence[int],
+    tensor: Sequence[int],
+    state: Sequence[int],
+    read_sign_mantissa_seconds: Sequence[float],
+    read_shard_seconds: Sequence[float],
+    decompress_seconds: Sequence[float],
+    recombine_seconds: Sequence[float],
+    execute_seconds: Sequence[float],
+    shards: int,
+    workers: int,
+    order: str = "cache_affinity",
+) -> LayerSchedule: ...
+def layer_makespan(
+    states: npt.NDArray[np.uint8],
+    tensors: int,
+    read_sign_mantissa_seconds: Sequence[float],
+    read_shard_seconds: Sequence[float],
+    decompress_seconds: Sequence[float],
+    recombine_seconds: Sequence[float],
+    execute_seconds: npt.NDArray[np.float64],
+    shards: int,
+    workers: int,
+    order: str = "cache_affinity",
+) -> float: ...
+def reconstruction_dag(state: int, shards: int) -> list[tuple[str, int, list[int]]]:
+    """Operations of one tensor as (kind, shard, positions of predecessors), in topological order; "execute" is the last."""
