@@ -5,9 +5,6 @@ NB_MODULE(_native, module) {
   module.doc() = "Native core of ZipMoE: codecs, direct reads, expert cache, scheduler";
   zipmoe::bind_codecs(module);
   zipmoe::bind_engine(module);
-<<<<<<< HEAD
   zipmoe::bind_cache(module);
-=======
   zipmoe::bind_schedule(module);
->>>>>>> scheduler
 }

@@ -5,10 +5,7 @@ namespace zipmoe {
 
 void bind_codecs(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
-<<<<<<< HEAD
 void bind_cache(nanobind::module_& module);
-=======
 void bind_schedule(nanobind::module_& module);
->>>>>>> scheduler
 
 }  // namespace zipmoe
