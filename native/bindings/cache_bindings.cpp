@@ -69,7 +69,7 @@ void bind_cache(nb::module_& module) {
 
   nb::class_<LayerPools>(module, "LayerPools",
                          "The pools F, C, S, E over one set of experts, with a policy. Residency codes: 0 F, 1 C, 2 S, "
-                         "3 E, 4 missing.")
+                         "3 E, 4 miss.")
       .def(
           "__init__", &init_pools, "experts"_a, "slots"_a, "policy"_a = "zipmoe", nb::kw_only(),
           "tolerance"_a = nb::none(), "half_life_steps"_a = PolicyParameters{}.half_life_steps,

@@ -20,17 +20,17 @@ double checked_tolerance(const PoolOptions& options) {
 }  // namespace
 
 bool reachable_without_reading(Residency from, Residency to, bool just_executed) {
-  if (from == to || to == Residency::missing) return true;
+  if (from == to || to == Residency::miss) return true;
   if (from == Residency::full) return to == Residency::sign_mantissa;  // the exponents it has are not compressed
   if (just_executed) return true;
-  return from == Residency::compressed && to != Residency::full;
+  return from == Residency::both_chunks && to != Residency::full;
 }
 
 LayerPools::LayerPools(const PoolOptions& options)
     : options_(options),
       tolerance_(checked_tolerance(options)),
       policy_(make_eviction_policy(options.policy, options.experts, options.parameters)),
-      residency_(options.experts, Residency::missing),
+      residency_(options.experts, Residency::miss),
       requested_(options.experts, false) {
   if (options.experts == 0) throw std::invalid_argument("pools need at least one expert");
 }
@@ -65,7 +65,7 @@ Residency LayerPools::destination(uint32_t expert, uint32_t first) const {
     if (rank && *rank >= static_cast<double>(slots_so_far) + tolerance_) continue;
     return static_cast<Residency>(pool);
   }
-  return Residency::missing;
+  return Residency::miss;
 }
 
 Residency LayerPools::reachable_destination(uint32_t expert, Residency above, bool just_executed) const {
@@ -78,8 +78,8 @@ Residency LayerPools::reachable_destination(uint32_t expert, Residency above, bo
 
 void LayerPools::dispatch(uint32_t expert) {
   const Residency now = residency_[expert];
-  if (now != Residency::missing) policy_->used(expert);
-  if (now != Residency::missing && !policy_->values_use()) return;
+  if (now != Residency::miss) policy_->used(expert);
+  if (now != Residency::miss && !policy_->values_use()) return;
   const Residency to = destination(expert, 0);
   // From F there is no way back to compressed chunks: it stays until its slot is needed.
   if (now == Residency::full && !reachable_without_reading(now, to, true)) return;
@@ -90,14 +90,14 @@ void LayerPools::settle(uint32_t expert, Residency to, bool just_executed) {
   const Residency from = residency_[expert];
   if (from == to) return;
   // The old slot is free for those who make room: what was executed has been reconstructed elsewhere.
-  if (from != Residency::missing) {
+  if (from != Residency::miss) {
     --occupied_[index(from)];
   } else {
     policy_->admitted(expert);
   }
-  while (to != Residency::missing && occupied_[index(to)] == options_.slots[index(to)]) {
+  while (to != Residency::miss && occupied_[index(to)] == options_.slots[index(to)]) {
     const Residency below = reachable_destination(expert, to, just_executed);
-    const bool competes = !just_executed || below != Residency::missing;
+    const bool competes = !just_executed || below != Residency::miss;
     const std::optional<RecordIndex> victim = policy_->victim([&](RecordIndex candidate) {
       if (candidate == expert) return competes;
       return residency_[candidate] == to && !requested_[candidate];
@@ -109,7 +109,7 @@ void LayerPools::settle(uint32_t expert, Residency to, bool just_executed) {
     }
   }
   residency_[expert] = to;
-  if (to == Residency::missing) {
+  if (to == Residency::miss) {
     policy_->removed(expert);
   } else {
     ++occupied_[index(to)];

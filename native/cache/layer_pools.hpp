@@ -11,18 +11,11 @@
 #include <vector>
 
 #include "cache/eviction_policy.hpp"
+#include "schedule/residency.hpp"
 
 namespace zipmoe {
 
-// In the order of the work that is left: the codes are those of the scheduler.
-enum class Residency : uint8_t {
-  full = 0,           // F: BF16
-  compressed = 1,     // C: both chunks
-  sign_mantissa = 2,  // S: SM-chunk only
-  exponent = 3,       // E: E-chunk only
-  missing = 4,        // M
-};
-inline constexpr uint32_t kPoolCount = 4;
+inline constexpr uint32_t kPoolCount = 4;  // F, C, S, E: the residencies before `miss`
 
 // Whether the parts that `to` holds are all among those in memory, so that nothing need be read. An expert that was
 // just executed has been reconstructed, so all its parts are there; only of one that lay in F the compressed chunks are
@@ -75,7 +68,7 @@ class LayerPools {
   double tolerance() const { return tolerance_; }
 
  private:
-  // First pool from `first` on for which the expert qualifies; `missing` if there is none.
+  // First pool from `first` on for which the expert qualifies; `miss` if there is none.
   Residency destination(uint32_t expert, uint32_t first) const;
   // The next one below `above` whose parts the expert has.
   Residency reachable_destination(uint32_t expert, Residency above, bool just_executed) const;

@@ -142,10 +142,10 @@ void test_zipmoe_steps_are_counted_in_requests() {
 // --- pools
 
 constexpr Residency F = Residency::full;
-constexpr Residency C = Residency::compressed;
+constexpr Residency C = Residency::both_chunks;
 constexpr Residency S = Residency::sign_mantissa;
 constexpr Residency E = Residency::exponent;
-constexpr Residency M = Residency::missing;
+constexpr Residency M = Residency::miss;
 
 std::vector<Residency> before(LayerPools& pools, std::vector<uint32_t> experts) { return pools.access(experts).before; }
 
