@@ -129,6 +129,7 @@ class LayerPools:
     def residencies(self) -> list[int]: ...
     @property
     def tolerance(self) -> float: ...
+
 # --- scheduler (native/bindings/schedule_bindings.cpp, docs/scheduling.md) ---
 
 class LayerSchedule:

@@ -1,4 +1,4 @@
-"""Entry point of the command line: ``zipmoe pack | inspect | verify | run``.
+"""Entry point of the command line: ``zipmoe pack | inspect | verify | run | simulate``.
 
 Standard output carries data, standard error everything else. Errors that the user can do something about are one line
 and a hint, with exit code 2 for bad input and 1 for damaged data.
@@ -17,6 +17,7 @@ from zipmoe._version import __version__
 from zipmoe.cli.inspect_command import inspect_command
 from zipmoe.cli.pack_command import pack_command
 from zipmoe.cli.run_command import run_command
+from zipmoe.cli.simulate_command import simulate_command
 from zipmoe.cli.verify_command import verify_command
 from zipmoe.errors import ZipMoEError
 
@@ -36,6 +37,7 @@ app.command("pack")(pack_command)
 app.command("inspect")(inspect_command)
 app.command("verify")(verify_command)
 app.command("run")(run_command)
+app.command("simulate")(simulate_command)
 
 
 def _print_version(wanted: bool) -> None:
