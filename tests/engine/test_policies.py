@@ -17,9 +17,7 @@ SLOTS = 5
 @pytest.mark.parametrize("policy", _native.cache_policies())
 def test_hits_are_those_of_the_policy_and_experts_are_the_originals(model: PackedModel, policy: str) -> None:
     chance = random.Random(3)
-    requests = [
-        (step % len(GROUPS), sorted(chance.sample(range(EXPERTS), chance.randint(1, 3)))) for step in range(80)
-    ]
+    requests = [(step % len(GROUPS), sorted(chance.sample(range(EXPERTS), chance.randint(1, 3)))) for step in range(80)]
     pools = _native.LayerPools(
         len(GROUPS) * EXPERTS, (0, SLOTS, 0, 0), policy, tolerance=1e9, half_life_steps=4, requests_per_step=len(GROUPS)
     )
@@ -42,7 +40,10 @@ def test_hits_are_those_of_the_policy_and_experts_are_the_originals(model: Packe
 
 
 def test_unknown_policies_are_refused(model: PackedModel) -> None:
-    with pytest.raises(InvalidArgumentError, match="policy must be one of zipmoe, lru"), model.engine(4, policy="oracle"):
+    with (
+        pytest.raises(InvalidArgumentError, match="policy must be one of zipmoe, lru"),
+        model.engine(4, policy="oracle"),
+    ):
         pass
     with pytest.raises(InvalidArgumentError, match="half_life_steps"), model.engine(4, half_life_steps=0.0):
         pass

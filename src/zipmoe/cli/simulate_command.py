@@ -54,14 +54,14 @@ def simulate_command(
     seed: Annotated[int, typer.Option(help="Of the drawing of steps, and of the policy marking")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
-    """Replay a routing trace on a machine: time and bytes per token, hit rates, utilisation, for one or more policies."""
+    """Replay a routing trace on a machine: time and bytes per token, hit rates, utilisation, for each policy."""
     from dataclasses import replace
 
     from zipmoe.errors import InvalidArgumentError
     from zipmoe.simulation.belady import optimal_hit_rate
     from zipmoe.simulation.device_choice import load_device
-    from zipmoe.simulation.expert_shape import ExpertOnDevice, ExpertShape
     from zipmoe.simulation.experiment import warm_up_steps
+    from zipmoe.simulation.expert_shape import ExpertOnDevice, ExpertShape
     from zipmoe.simulation.replay import CacheSettings, replay
     from zipmoe.simulation.trace_choice import open_trace
 
@@ -86,7 +86,7 @@ def simulate_command(
     plan, planned = _plan(routing, expert, share, slots, pools, warm, half_life)
     talk(
         f"{model}: {len(routing.steps)} steps, the first {warm} as warm-up; {profile.name}, {profile.workers} workers; "
-        f"{codec}, {shards} shards; {order} schedule"
+        f"{codec if expert.capabilities.whole else f'{codec}, {shards} shards'}; {order} schedule"
     )
     talk(
         f"{'planned from the warm-up' if planned else 'as asked'}: {plan.describe()} of "
@@ -181,6 +181,7 @@ def _print_table(reports: list[SimulationReport], optimum: float) -> None:
     from zipmoe.planning.partition import POOLS
 
     console = Console(soft_wrap=True)
+    console.width = max(console.width, 100)  # a narrow terminal wraps lines, but no number is cut
     table = Table("policy", "ms/token", "MB/token", "hit rate", box=None, pad_edge=False)
     for pool in POOLS:
         table.add_column(pool.letter)
