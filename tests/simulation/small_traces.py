@@ -18,7 +18,7 @@ COSTS = LayerCosts(
     shards=2,
     workers=1,
 )
-"""A miss takes 1.625 s (0.5 for the shards, 1 for the SM-chunk, 0.125 to execute), S 1.375, E 1.125 or less, C 1.125."""
+"""A miss takes 1.625 s (0.5 for the shards, 1 for the SM-chunk, 0.125 to execute), S 1.375, E and C 1.125."""
 FUSED = ExpertBytes(full=200, exponent=140, sign_mantissa=0)
 FUSED_COSTS = LayerCosts((1.5,), (0.0,), (0.0,), (0.0,), (0.125, 0.125), shards=0, workers=1)
 

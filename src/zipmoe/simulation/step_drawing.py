@@ -1,7 +1,8 @@
 """Steps drawn from traces that kept only how often each expert was activated per prompt.
 
 The order of a prompt's steps is lost and cannot be had back. What is drawn here agrees exactly with what is known:
-every step activates top_k distinct experts of each layer, and over a prompt each expert is activated as often as counted.
+every step activates top_k distinct experts of each layer, and over a prompt each expert is activated as often as it was
+counted.
 Beyond that nothing is assumed but chance: steps of a prompt are exchangeable (no expert is more likely because the last
 token used it) and layers are independent of each other. Real routing repeats itself from token to token, so hit rates
 within a prompt are understated; what a cache keeps from prompt to prompt is real.
