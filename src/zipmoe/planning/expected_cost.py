@@ -15,9 +15,9 @@ from zipmoe.planning.partition import ExpertState
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-MOST_SCHEDULED_PATTERNS = 10_000
+MOST_SCHEDULED_PATTERNS = 50_000
 """More hit patterns than this are not scheduled one by one but bounded."""
-MOST_EXACT_TERMS = 100_000_000
+MOST_EXACT_TERMS = 150_000_000
 """More (layer, partition, pattern) triples than this are not summed but sampled."""
 SAMPLED_SETS = 4096
 """Activated sets to draw, over all layers; every partition is costed on the same ones."""

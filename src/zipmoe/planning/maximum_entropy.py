@@ -25,14 +25,27 @@ FloatArray = npt.NDArray[np.float64]
 
 TOLERANCE = 1e-11
 """Largest deviation of a reproduced inclusion probability at which the fit is finished."""
-MAXIMUM_ROUNDS = 2000
+MAXIMUM_ROUNDS = 1000
+_PATIENCE_ROUNDS = 20
+"""A fit that does not at least halve its residual in so many rounds has no solution to go to: near the edge of the
+possible, residuals shrink like 1 / rounds, elsewhere geometrically."""
 _SUM_TOLERANCE = 1e-9
+_NOTHING = 1e-150
+"""Probabilities below this are 0: their products would be denormal numbers, which are slow and mean nothing."""
 _STEP = 2 / 3
 _SMALLEST_STEP = 1 / 64
+_LARGEST_SCALE = 1e3
+_SCALE_ROUNDS = frozenset({3, 6, 12, 25, 50, 100, 200, 400})
+"""When to look again at how much of each rank's variance is left once the size is known (`_within_size_scale`)."""
 
 
 class NoMaximumEntropyLawError(InvalidArgumentError):
     """No weights reproduce these inclusion probabilities: they lie outside, or on the edge, of what sizes allow."""
+
+    def __init__(self, message: str, *, layers: tuple[int, ...] = (), hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.layers = layers
+        """Layers (rows) that are concerned, where known."""
 
 
 @dataclass(frozen=True)
@@ -99,24 +112,37 @@ def fit(
     theta = target.copy()
     coins = _scaled_coins(theta, f, inner, mean_size)
     step = np.full((len(f), 1), _STEP)
-    previous = np.full(len(f), np.inf)
+    history: list[FloatArray] = []
+    mixed = bool(((size_law > 0).sum(axis=1) > 1).any())
+    scale = np.ones_like(f)
     for rounds in range(1, maximum_rounds + 1):
         inside, outside = _inclusion(coins, size_law)
         residuals = np.abs(inside - f).max(axis=1)
-        residual = float(residuals.max())
-        if residual < tolerance:
-            return ConditionalBernoulli(coins, size_law, residual, rounds)
-        step[(residuals > previous) & (step[:, 0] > _SMALLEST_STEP)] /= 2
-        previous = residuals
+        open_layers = residuals >= tolerance
+        if not open_layers.any():
+            return ConditionalBernoulli(coins, size_law, float(residuals.max()), rounds)
+        if history:
+            step[(residuals > history[-1]) & (step[:, 0] > _SMALLEST_STEP)] /= 2
+        history.append(residuals)
+        if rounds > 2 * _PATIENCE_ROUNDS:
+            open_layers &= residuals > history[-1 - _PATIENCE_ROUNDS] / 2
+            if open_layers.any():
+                break
         with np.errstate(divide="ignore"):
             reproduced = np.log(inside) - np.log(outside)
-        change = np.where(inner, target - reproduced, 0.0)
-        if not np.isfinite(change).all():
+        if rounds in _SCALE_ROUNDS and mixed:
+            scale = _within_size_scale(coins, size_law, f)
+        change = np.where(inner, scale * (target - reproduced), 0.0)
+        lost = ~np.isfinite(change).all(axis=1)
+        if lost.any():
+            open_layers = lost
             break
         theta += step * change
         coins = _scaled_coins(theta, f, inner, mean_size)
     raise NoMaximumEntropyLawError(
-        f"no weights reproduce the inclusion probabilities: they are still off by {residual:.1e} after {rounds} rounds",
+        f"no weights reproduce the inclusion probabilities: still off by {residuals[open_layers].max():.1e} "
+        f"after {rounds} rounds",
+        layers=tuple(int(layer) for layer in np.flatnonzero(open_layers)),
         hint="move them towards their mean a little (zipmoe.planning.rank_model.shifted)",
     )
 
@@ -131,9 +157,11 @@ def _check(f: FloatArray, size_law: FloatArray) -> None:
     numbers = np.arange(size_law.shape[1])
     least = (f == 1).sum(axis=1, keepdims=True)
     most = (f > 0).sum(axis=1, keepdims=True)
-    if ((size_law > 0) & ((numbers < least) | (numbers > most))).any():
+    impossible = ((size_law > 0) & ((numbers < least) | (numbers > most))).any(axis=1)
+    if impossible.any():
         raise NoMaximumEntropyLawError(
-            "a size is smaller than the number of experts that are always active, or larger than of those ever active"
+            "a size is smaller than the number of experts that are always active, or larger than of those ever active",
+            layers=tuple(int(layer) for layer in np.flatnonzero(impossible)),
         )
     deviation = np.abs(f.sum(axis=1) - size_law @ numbers)
     if (deviation > _SUM_TOLERANCE * np.maximum(1, size_law @ numbers)).any():
@@ -193,9 +221,11 @@ def coin_tables(coins: FloatArray, largest: int) -> tuple[FloatArray, FloatArray
     for r in range(ranks):
         np.multiply(forward[r], tails[r], out=forward[r + 1])
         forward[r + 1, :, 1:] += forward[r, :, :-1] * heads[r]
+        forward[r + 1][forward[r + 1] < _NOTHING] = 0
         s = ranks - 1 - r
         np.multiply(backward[s + 1], tails[s], out=backward[s])
         backward[s, :, 1:] += backward[s + 1, :, :-1] * heads[s]
+        backward[s][backward[s] < _NOTHING] = 0
     return forward, backward
 
 
@@ -204,9 +234,11 @@ def _inclusion(coins: FloatArray, size_law: FloatArray) -> tuple[FloatArray, Flo
     largest = size_law.shape[1] - 1
     forward, backward = coin_tables(coins, largest)
     heads = forward[-1]
-    if ((size_law > 0) & (heads <= 0)).any():
+    improbable = ((size_law > 0) & (heads <= 0)).any(axis=1)
+    if improbable.any():
         raise NoMaximumEntropyLawError(
-            "a size of the activated set is too improbable under the weights to condition on"
+            "a size of the activated set is too improbable under the weights to condition on",
+            layers=tuple(int(layer) for layer in np.flatnonzero(improbable)),
         )
     ratio = np.divide(size_law, heads, out=np.zeros_like(heads), where=size_law > 0)  # [L, M + 1]
     # others[l, r, m]: law of the heads without coin r = sum_j forward[r, l, j] backward[r + 1, l, m - j]. Summed with
@@ -217,6 +249,30 @@ def _inclusion(coins: FloatArray, size_law: FloatArray) -> tuple[FloatArray, Flo
     with_coin = coins * np.einsum("lrm,lrm->lr", before @ padded[:, index + 1], behind)
     without_coin = (1 - coins) * np.einsum("lrm,lrm->lr", before @ padded[:, index], behind)
     return with_coin, without_coin
+
+
+def _within_size_scale(coins: FloatArray, size_law: FloatArray, f: FloatArray) -> FloatArray:
+    """f (1 - f) over the variance of membership that is left when the size is known, [L, N]; 1 for one size.
+
+    Only that part of the variance answers to the weights: what sizes vary is given.
+    """
+    largest = size_law.shape[1] - 1
+    forward, backward = coin_tables(coins, largest)
+    heads = forward[-1]
+    variance = np.zeros_like(f)
+    for size in np.flatnonzero(size_law.any(axis=0)):
+        if size == 0:
+            continue
+        before = forward[:-1, :, :size]
+        behind = backward[1:, :, size - 1 :: -1]
+        others = np.einsum("rlm,rlm->lr", before, behind)
+        inside = coins * np.divide(
+            others, heads[:, size, None], where=heads[:, size, None] > 0, out=np.zeros_like(others)
+        )
+        inside = np.clip(inside, 0.0, 1.0)
+        variance += size_law[:, size, None] * inside * (1 - inside)
+    spread = f * (1 - f)
+    return np.clip(np.divide(spread, variance, out=np.ones_like(f), where=variance > 0), 1.0, _LARGEST_SCALE)
 
 
 def inclusion_probabilities(coins: FloatArray, sizes: FloatArray) -> FloatArray:

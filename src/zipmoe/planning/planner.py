@@ -35,6 +35,9 @@ DEFAULT_RUNNER_UPS = 5
 DEFAULT_WORTHWHILE_GAIN = 1e-3
 """Memory that saves less than this share of the layers' time is left to the page cache, the KV cache and workspace."""
 
+ROUNDING = 1e-9
+"""Times this close to each other are equal."""
+
 
 def plan_pools(
     workload: Workload,
@@ -54,8 +57,8 @@ def plan_pools(
     """Find the best partition of each layer's pool memory.
 
     Of partitions whose expected times differ by less than ``worthwhile_gain``, the one that holds the fewest bytes is
-    chosen, and pools are then shortened from their least popular end while the sum of what this costs stays within
-    the same limit.
+    chosen, and memory is then given back (experts dropped or moved to a pool of fewer bytes) while all that this costs
+    stays within the same limit.
 
     Args:
         workload: popularity of ranks per layer, and tokens per step.
@@ -89,16 +92,16 @@ def plan_pools(
         len(grid),
     )
     grid_seconds = expected.seconds(grid)  # [L, plans]
-    search = _Search(expected, grid, expert, worthwhile_gain)
+    search = _Search(expected, grid, expert, allowed, worthwhile_gain)
     shared_rows = search.best_rows(grid_seconds.sum(axis=0, keepdims=True))
     separate_seconds = grid_seconds.min(axis=1).sum()
     shared_seconds = grid_seconds.sum(axis=0).min()
     if separate:
         rows = search.best_rows(grid_seconds)
-        plans = [search.shortened(grid[row], [layer], grid_seconds) for layer, row in enumerate(rows)]
+        plans = [search.trimmed(grid[row], [layer], grid_seconds) for layer, row in enumerate(rows)]
     else:
         everything = list(range(len(workload.layers)))
-        plans = [search.shortened(grid[shared_rows[0]], everything, grid_seconds)] * len(workload.layers)
+        plans = [search.trimmed(grid[shared_rows[0]], everything, grid_seconds)] * len(workload.layers)
     layers = tuple(
         _forecast(model, plan, expert, float(expected.seconds(np.array([plan.slots]), [number])[0, 0]))
         for number, (model, plan) in enumerate(zip(workload.layers, plans, strict=True))
@@ -137,13 +140,21 @@ def plan_pools(
 
 
 class _Search:
-    """Choosing among partitions whose costs are known, and shortening the choice."""
+    """Choosing among partitions whose costs are known, and giving memory back."""
 
-    def __init__(self, expected: ExpectedCost, grid: IntArray, expert: ExpertBytes, worthwhile_gain: float) -> None:
+    def __init__(
+        self,
+        expected: ExpectedCost,
+        grid: IntArray,
+        expert: ExpertBytes,
+        pools: Sequence[ExpertState],
+        worthwhile_gain: float,
+    ) -> None:
         self._expected = expected
+        self._pools = pools
         self._slot_bytes = np.array([expert.held(pool) for pool in POOLS])
         self._grid_bytes = grid @ self._slot_bytes
-        self._limit = 1 + worthwhile_gain
+        self._limit = 1 + max(worthwhile_gain, ROUNDING)
 
     def held_bytes(self, slots: IntArray) -> int:
         return int(slots @ self._slot_bytes)
@@ -157,20 +168,44 @@ class _Search:
             rows.append(int(good[order[0]]))
         return rows
 
-    def shortened(self, slots: IntArray, layers: list[int], grid_seconds: FloatArray) -> PoolPlan:
-        """Drop slots whose experts are activated so rarely that all of them together stay within the limit."""
+    def trimmed(self, slots: IntArray, layers: list[int], grid_seconds: FloatArray) -> PoolPlan:
+        """Give memory back as long as all that this costs together stays within the limit of the best.
+
+        Two kinds of moves: a pool loses its least popular experts, or passes them on to a pool that holds them in
+        fewer bytes. Each is tried for all numbers of experts and the largest one within the limit taken.
+        """
         allowed = grid_seconds[layers].sum(axis=0).min() * self._limit
-        slots = slots.copy()
-        for pool in reversed(POOLS):
-            if slots[pool] == 0:
-                continue
-            shorter = np.repeat(slots[None, :], slots[pool] + 1, axis=0)
-            shorter[:, pool] = np.arange(slots[pool] + 1)
-            seconds = self._expected.seconds(shorter, layers).sum(axis=0)
-            good = np.flatnonzero(seconds <= allowed)
-            if len(good):
-                slots[pool] = int(good[0])
+        moves: list[tuple[ExpertState, ExpertState | None]] = [(pool, None) for pool in reversed(self._pools)]
+        moves += [
+            (source, target)
+            for source in self._pools
+            for target in reversed(self._pools)
+            if source < target and self._slot_bytes[target] < self._slot_bytes[source]
+        ]
+        while True:
+            # First one expert of every move, in one evaluation: most moves are already too dear then.
+            tried = [move for move in moves if slots[move[0]]]
+            if not tried:
+                break
+            single = np.concatenate([_moved(slots, move, np.array([1])) for move in tried])
+            cheap = np.flatnonzero(self._expected.seconds(single, layers).sum(axis=0) <= allowed)
+            if not len(cheap):
+                break
+            move = tried[int(cheap[0])]
+            smaller = _moved(slots, move, np.arange(1, slots[move[0]] + 1))
+            good = np.flatnonzero(self._expected.seconds(smaller, layers).sum(axis=0) <= allowed)
+            slots = smaller[good[-1] if len(good) else 0]  # the single expert is known to be cheap
         return PoolPlan(*(int(n) for n in slots))
+
+
+def _moved(slots: IntArray, move: tuple[ExpertState, ExpertState | None], experts: IntArray) -> IntArray:
+    """Partitions in which so many experts have left a pool for another one, or for none: [len(experts), 4]."""
+    source, target = move
+    plans = np.repeat(slots[None, :], len(experts), axis=0)
+    plans[:, source] -= experts
+    if target is not None:
+        plans[:, target] += experts
+    return plans
 
 
 def _forecast(model: RankModel, plan: PoolPlan, expert: ExpertBytes, seconds: float) -> LayerForecast:

@@ -10,7 +10,14 @@ import numpy.typing as npt
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning import maximum_entropy
 from zipmoe.planning.maximum_entropy import ConditionalBernoulli, NoMaximumEntropyLawError
-from zipmoe.planning.rank_model import DEFAULT_LEARN_FRACTION, RankModel, held_out_model, running_model, uniform_model
+from zipmoe.planning.rank_model import (
+    DEFAULT_LEARN_FRACTION,
+    RankModel,
+    held_out_model,
+    running_model,
+    shifted,
+    uniform_model,
+)
 from zipmoe.planning.trace import RoutingTrace
 
 FloatArray = npt.NDArray[np.float64]
@@ -85,27 +92,24 @@ class Workload:
 
         Counts of a short trace whose steps differ in size can lie on the edge of what any law with all sets possible
         reproduces (say, two experts that every step contains at least one of). Such a layer is shifted by one
-        pseudo-step: a = 1 / (steps + 1).
+        pseudo-step, a = 1 / (steps + 1), and by twice as much while that is not enough.
         """
-        sizes = self.size_law()
-        try:
-            return maximum_entropy.fit(self.probabilities(), sizes), []
-        except NoMaximumEntropyLawError:
-            pass
-        notes, laws = [], []
-        for number, (model, law) in enumerate(zip(self.layers, sizes, strict=True)):
+        sizes, f = self.size_law(), self.probabilities()
+        smoothed: dict[int, float] = {}
+        while True:
             try:
-                laws.append(maximum_entropy.fit(model.probabilities, law))
-            except NoMaximumEntropyLawError:
-                amount = 1 / (model.steps + 1)
-                laws.append(maximum_entropy.fit(model.shifted(amount).probabilities, law))
-                notes.append(
-                    f"layer {number}: popularity smoothed by {amount:.2g}, its counts lie on the edge of the model"
-                )
-        joined = ConditionalBernoulli(
-            np.concatenate([law.coins for law in laws]),
-            sizes,
-            max(law.residual for law in laws),
-            max(law.rounds for law in laws),
-        )
-        return joined, notes
+                law = maximum_entropy.fit(f, sizes)
+            except NoMaximumEntropyLawError as error:
+                if not error.layers or any(smoothed.get(layer) == 1 for layer in error.layers):
+                    raise
+                for layer in error.layers:
+                    pseudo_step = 1 / (self.layers[layer].steps + 1)
+                    smoothed[layer] = min(1.0, 2 * smoothed[layer]) if layer in smoothed else pseudo_step
+                    f[layer] = shifted(self.layers[layer].probabilities, smoothed[layer])
+            else:
+                break
+        notes = [
+            f"layer {layer}: popularity smoothed by {amount:.2g}, its counts lie on the edge of the model"
+            for layer, amount in sorted(smoothed.items())
+        ]
+        return law, notes
