@@ -133,7 +133,7 @@ class LayerPools:
 # --- scheduler (native/bindings/schedule_bindings.cpp, docs/scheduling.md) ---
 
 class LayerSchedule:
-    """A layer's schedule on the machine model; task = position in the arguments of ``schedule_layer``; times in seconds."""
+    """A layer's schedule on the machine model; tasks by position in the arguments; times in seconds."""
 
     @property
     def io(self) -> list[tuple[int, str, int]]:
@@ -204,4 +204,4 @@ def layer_makespan(
     order: str = "cache_affinity",
 ) -> float: ...
 def reconstruction_dag(state: int, shards: int) -> list[tuple[str, int, list[int]]]:
-    """Operations of one tensor as (kind, shard, positions of predecessors), in topological order; "execute" is the last."""
+    """Operations of a tensor in topological order: (kind, shard, positions of predecessors); the last is "execute"."""
