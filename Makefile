@@ -5,9 +5,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TORCH = $(shell grep '^torch==' constraints.txt)
+TORCH_INDEX ?=
 NATIVE_BUILD := build/native
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt \
-           $(shell find src native -type f -name '*.py' -o -type f -name '*.[ch]pp')
+           $(shell find src native -type f -name '*.py*' ! -name '*.pyc' -o -type f -name '*.[ch]pp')
 
 .PHONY: help setup demo test lint pytest test-slow test-native sanitize format clean
 
@@ -16,13 +18,20 @@ help: ## List the targets
 
 setup: $(VENV)/installed ## Debian packages where missing, virtual environment, build
 
-$(VENV)/bin/python:
-	scripts/system-packages.sh
-	$(PYTHON) -m venv $(VENV)
+# A file of its own says that the environment is whole: an interrupted or failed venv leaves bin/python, without pip.
+$(VENV)/created:
+	PYTHON=$(PYTHON) scripts/system-packages.sh
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	@touch $@
 
-$(VENV)/installed: $(SOURCES) | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+# The ordinary package index has torch for CUDA only, which is gigabytes more. The CPU build is taken where pip finds it,
+# be it through TORCH_INDEX=URL; only where there is none the ordinary build is.
+$(VENV)/installed: $(SOURCES) $(VENV)/created
+	@echo "installing PyTorch, Transformers and the tools, and compiling the native core: this takes minutes"
+	$(BIN)/python -m pip install --quiet --no-deps $(TORCH_INDEX:%=--extra-index-url %) '$(TORCH)+cpu' 2>/dev/null || \
+	  { echo "pip finds no CPU build of torch: taking the ordinary one, gigabytes with CUDA (see README)"; \
+	    $(BIN)/python -m pip install --quiet -c constraints.txt torch; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt '.[dev]'
 	@touch $@
 
@@ -38,13 +47,13 @@ lint: setup ## ruff, mypy --strict, clang-format
 	$(BIN)/clang-format --dry-run --Werror $$(find native -name '*.[ch]pp')
 
 pytest: setup ## The Python tests
-	$(BIN)/python -m pytest tests -m 'not slow' -q
+	$(BIN)/python -m pytest tests -q -m "not slow"
 
-test-slow: setup ## The tests that take minutes (the 8 GB model among them)
-	$(BIN)/python -m pytest tests -m slow -q
+test-slow: setup ## The Python tests that take minutes
+	$(BIN)/python -m pytest tests -q -m slow
 
 test-native: ## Native tests under address and undefined-behaviour sanitizers, then under the thread sanitizer
-	scripts/system-packages.sh
+	PYTHON=$(PYTHON) scripts/system-packages.sh
 	$(MAKE) sanitize SANITIZER=address,undefined
 	$(MAKE) sanitize SANITIZER=thread
 

@@ -1,6 +1,6 @@
 """The main job on a model of real shape: pack 8.1 GB, run it with 4 GB and 2.2 GB, refuse 1 GB, compare the tokens.
 
-    python benchmarks/bigger_than_memory.py --tools ../shared/tools --work /a/folder/with/25/GB
+    python benchmarks/bigger_than_memory.py --tools FOLDER_OF_THE_TOOLS --work FOLDER_WITH_25_GB
 
 Every step runs under ``limit-run`` (a memory limit that includes page cache). The script prints one line per promise
 with what was measured and whether it holds, writes docs/results/bigger_than_memory.json, and exits with 1 if one is
@@ -89,6 +89,13 @@ class Bench:
         self.report.promise(f"{name}: ratio at most {limit_ratio}", f"{ratio:.4f}", ratio <= limit_ratio)
         return destination
 
+    def clean(self) -> None:
+        """Delete what this script has made; anything else in the work folder is somebody else's."""
+        for folder in (self.model, *self.work.glob("packed-*")):
+            shutil.rmtree(folder)
+        for name in ("limit-run.json", "plain.json"):
+            (self.work / name).unlink(missing_ok=True)
+
     def verify(self, folder: Path) -> None:
         """Every decoded tensor against the source."""
         figures, out, err = self.zipmoe(PACK_LIMIT, "verify", str(folder), "--against", str(self.model))
@@ -150,7 +157,7 @@ class Bench:
 def main() -> int:
     """Run everything; 0 if all promises hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tools", type=Path, required=True, help="folder of limit-run and make-model")
+    parser.add_argument("--tools", type=Path, required=True, help="folder of the tools (benchmarks/README.md)")
     parser.add_argument("--work", type=Path, required=True, help="folder for the model (25 GB are needed)")
     parser.add_argument("--keep", action="store_true", help="do not delete the model and its packed forms at the end")
     options = parser.parse_args()
@@ -169,7 +176,7 @@ def main() -> int:
     machine = {"cores": os.cpu_count(), "machine": os.uname().machine, "kernel": os.uname().release}
     RESULTS.write_text(json.dumps({"machine": machine, "promises": bench.report.lines}, indent=1) + "\n")
     if not options.keep:
-        shutil.rmtree(options.work)
+        bench.clean()
     return 0 if all(line["holds"] for line in bench.report.lines) else 1
 
 

@@ -5,6 +5,7 @@ Run by ``make demo``. Everything that is printed is measured in this run.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -20,15 +21,16 @@ from zipmoe.cli.token_stream import TokenStream
 from zipmoe.engine.budget import DENSE, EXPERT_POOL
 from zipmoe.errors import BudgetTooSmallError
 
-HERE = Path(__file__).parent
-MODEL = HERE / "model"
-PACKED = HERE / "work" / "packed"
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = Path("demo/model")
+PACKED = Path("demo/work/packed")
 PROMPT = "Once upon a time, there was a brave fox named Tom."
 POOL_ABOVE_FLOOR_BYTES = 3_000_000
 
 
 def main() -> int:
     """Run all steps; the exit code is 0 only if every one of them held."""
+    os.chdir(ROOT)  # so that all paths are short
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _title("1. Pack: every weight bit is kept, the folder stays a Hugging Face folder")
@@ -66,7 +68,10 @@ def main() -> int:
     weights = sum(f.stat().st_size for f in MODEL.glob("*.safetensors"))
     ledger = model.zipmoe_engine.budget.ledger
     resident = ledger[DENSE] + ledger[EXPERT_POOL]
-    print(f"weights of the model {weights / 1e6:.1f} MB, memory held for weights {resident / 1e6:.1f} MB")
+    print(
+        f"weights of the model {weights / 1e6:.1f} MB, memory held for weights {resident / 1e6:.1f} MB "
+        "(the rest of the budget is Python, PyTorch and workspace)"
+    )
 
     _title("4. The same logits as plain Transformers, bit for bit")
     equal = _compare(model, tokenizer)
@@ -79,7 +84,7 @@ def _title(text: str) -> None:
 
 
 def _show(arguments: list[str]) -> None:
-    print(f"$ zipmoe {' '.join(a.replace(str(HERE.parent) + '/', '') for a in arguments)}", flush=True)
+    print(f"$ zipmoe {' '.join(arguments)}", flush=True)
 
 
 def _floor() -> int:

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Install what the build needs from Debian or Ubuntu, if it is missing and we may; say what is missing otherwise.
+# PYTHON is the interpreter that the virtual environment will be made with (default: python3).
 set -euo pipefail
 
+python=${PYTHON:-python3}
 needed=()
 have_header() { echo "#include <$1>" | c++ -E -x c++ - >/dev/null 2>&1; }
 
@@ -15,8 +17,13 @@ if command -v c++ >/dev/null; then
 else
   needed+=(libzstd-dev liblz4-dev libxxhash-dev)
 fi
-python3 -c 'import ensurepip' 2>/dev/null || needed+=(python3-venv)
-python3 - <<'PYTHON' || needed+=(python3-dev)
+if command -v "$python" >/dev/null && ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "error: Python 3.11 or newer is needed, $python is $("$python" --version)" >&2
+  echo "hint: make demo PYTHON=python3.12, or whatever the newer one is called" >&2
+  exit 1
+fi
+"$python" -c 'import ensurepip' 2>/dev/null || needed+=(python3-venv)
+"$python" - 2>/dev/null <<'PYTHON' || needed+=(python3-dev)
 import pathlib, sys, sysconfig
 sys.exit(not pathlib.Path(sysconfig.get_paths()["include"], "Python.h").exists())
 PYTHON
@@ -26,8 +33,10 @@ if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/de
   sudo=$([ "$(id -u)" -eq 0 ] || echo sudo)
   echo "installing Debian packages: ${needed[*]}" >&2
   $sudo apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "${needed[@]}" >/dev/null
+  # env, because sudo drops variables of the caller
+  $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${needed[@]}" >/dev/null
 else
-  echo "error: please install these packages first: ${needed[*]}" >&2
+  echo "error: these Debian packages are missing and only root may install them: ${needed[*]}" >&2
+  echo "hint: sudo apt-get install ${needed[*]}" >&2
   exit 1
 fi

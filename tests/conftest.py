@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite that a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +26,7 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_packed(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``tiny_source`` packed with FX3, small dense matrices included; treat it as read-only."""
-    from zipmoe.store.manifest import CodecSettings
+    from zipmoe.codecs.codec_settings import CodecSettings
     from zipmoe.store.pack import pack
 
     folder = tmp_path_factory.mktemp("tiny_packed") / "model"

@@ -6,5 +6,6 @@ NB_MODULE(_native, module) {
   zipmoe::bind_codecs(module);
   zipmoe::bind_engine(module);
   zipmoe::bind_cache(module);
+  zipmoe::bind_profile(module);
   zipmoe::bind_schedule(module);
 }

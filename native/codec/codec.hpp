@@ -100,10 +100,6 @@ class Codec {
   virtual void decode_rows(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end, uint16_t* out,
                            InstructionSet instruction_set) const = 0;
 
-  // Rows that should stay together when decoding is split over threads: cutting at multiples of this repeats no work
-  // (for shards of unequal height it is the largest one's; split_at() has the exact cuts).
-  virtual uint64_t parallel_grain_rows(const MatrixView& matrix) const = 0;
-
   // The unit of parallel decoding that contains `row`: decoding [begin, end) alone repeats no work of its neighbours.
   virtual RowRange split_at(const MatrixView& matrix, uint64_t row) const = 0;
 

@@ -171,8 +171,6 @@ void Fx3Codec::decode_rows(const MatrixView& matrix, uint64_t row_begin, uint64_
   }
 }
 
-uint64_t Fx3Codec::parallel_grain_rows(const MatrixView&) const { return kFx3GroupRows; }
-
 RowRange Fx3Codec::split_at(const MatrixView& matrix, uint64_t row) const {
   check_row_range(matrix.shape, row, row + 1);
   const uint64_t begin = row / kFx3GroupRows * kFx3GroupRows;

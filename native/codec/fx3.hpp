@@ -14,7 +14,6 @@ class Fx3Codec final : public Codec {
   void validate(const MatrixView& matrix) const override;
   void decode_rows(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end, uint16_t* out,
                    InstructionSet instruction_set) const override;
-  uint64_t parallel_grain_rows(const MatrixView& matrix) const override;
   RowRange split_at(const MatrixView& matrix, uint64_t row) const override;
 };
 

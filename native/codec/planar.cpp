@@ -144,11 +144,6 @@ void PlanarCodec::decode_rows(const MatrixView& matrix, uint64_t row_begin, uint
   });
 }
 
-uint64_t PlanarCodec::parallel_grain_rows(const MatrixView& matrix) const {
-  const uint64_t shards = std::max<uint64_t>(matrix.shard_bytes.size(), 1);
-  return std::max<uint64_t>((matrix.shape.rows + shards - 1) / shards, 1);
-}
-
 RowRange PlanarCodec::split_at(const MatrixView& matrix, uint64_t row) const {
   check_row_range(matrix.shape, row, row + 1);
   const uint64_t shards = std::max<uint64_t>(matrix.shard_bytes.size(), 1);

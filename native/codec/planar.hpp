@@ -21,8 +21,13 @@ class PlanarCodec : public Codec {
   void validate(const MatrixView& matrix) const final;
   void decode_rows(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end, uint16_t* out,
                    InstructionSet instruction_set) const final;
-  uint64_t parallel_grain_rows(const MatrixView& matrix) const final;
   RowRange split_at(const MatrixView& matrix, uint64_t row) const final;
+
+  // Decompresses one shard alone: fills `raw` (its rows * columns exponents) exactly, or throws FormatError. The codec
+  // must be available.
+  void decompress_exponents(std::span<const uint8_t> compressed, std::span<uint8_t> raw) const {
+    decompress_shard(compressed, raw);
+  }
 
  protected:
   // Upper bound of the compressed bytes of a shard. Throws std::invalid_argument for more than the library can take.

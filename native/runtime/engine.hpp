@@ -94,7 +94,6 @@ class Engine {
   EngineCounters counters() const;
   std::string io_mode() const { return io_mode_; }
   std::string fallback_reason() const { return fallback_reason_; }
-  const RecordTable& table() const { return table_; }
 
  private:
   void require_open() const;

@@ -54,7 +54,6 @@ class RecordTable {
   uint32_t size() const { return static_cast<uint32_t>(records_.size()); }
   const Record& operator[](RecordIndex record) const { return records_.at(record); }
   const std::vector<std::string>& files() const { return files_; }
-  const std::string& file_of(RecordIndex record) const { return files_[records_.at(record).file]; }
 
   // The codec's view of one matrix of a record whose bytes begin at `data`.
   MatrixView view(RecordIndex record, uint32_t matrix, const uint8_t* data) const;

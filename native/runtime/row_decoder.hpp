@@ -22,8 +22,6 @@ class RowDecoder {
   // numbers, in this order, into `out` [rows.size()][columns]. The numbers must be in range.
   void gather(std::span<const MatrixView> blocks, std::span<const int64_t> rows, uint16_t* out);
 
-  uint32_t threads() const { return workers_.threads(); }
-
  private:
   const Codec& codec_;
   const InstructionSet instruction_set_;

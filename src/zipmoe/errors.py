@@ -55,6 +55,12 @@ class PackMismatchError(CheckpointError):
     """The destination holds an interrupted pack made with other parameters or from another source."""
 
 
+class InterruptedPackError(ZipMoEError):
+    """A person stopped the pack; what is there remains for the next one."""
+
+    exit_code = 130
+
+
 class NotEnoughDiskError(ZipMoEError):
     """The destination's file system has too little free space."""
 

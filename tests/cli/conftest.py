@@ -30,7 +30,7 @@ def talking_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def talking_packed(talking_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``talking_source`` packed with FX3, dense matrices included."""
-    from zipmoe.store.manifest import CodecSettings
+    from zipmoe.codecs.codec_settings import CodecSettings
     from zipmoe.store.pack import pack
 
     folder = tmp_path_factory.mktemp("talking_packed") / "model"

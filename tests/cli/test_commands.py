@@ -142,7 +142,7 @@ def test_interrupted_pack_tells_how_to_go_on(
     monkeypatch.setattr(RecordShardWriter, "append", append_then_interrupt)
     code, out, err = _run(capsys, "pack", tiny_source, tmp_path / "packed")
     assert (code, out) == (130, "")
-    assert "run the same command again" in err
+    assert err == "error: interrupted\nhint: run the same command again and it continues where it was\n"
     code, _, err = _run(capsys, "inspect", tmp_path / "packed")
     assert code == 2
     assert "interrupted pack" in err
@@ -151,11 +151,24 @@ def test_interrupted_pack_tells_how_to_go_on(
     assert code == 0
 
 
+def test_every_interrupted_command_says_so(
+    tiny_packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zipmoe.store.packed_folder import PackedFolder
+
+    def interrupt(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PackedFolder, "open", interrupt)
+    for arguments in (["inspect", tiny_packed], ["verify", tiny_packed], ["run", tiny_packed, "--prompt-ids", "1"]):
+        assert _run(capsys, *arguments) == (130, "", "error: interrupted\n")
+
+
 def test_help_lists_every_command_and_needs_no_torch() -> None:
     script = "import sys; from zipmoe.cli.main import main; main(['--help']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
-    for command in ("pack", "inspect", "verify", "run"):
+    for command in ("pack", "inspect", "verify", "profile", "run"):
         assert re.search(rf"^\s+{command}\s", done.stdout, re.MULTILINE)
 
 

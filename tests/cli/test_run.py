@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,13 @@ def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.Captu
         (["--memory", "8GB", "--prompt-ids", "1,x"], "not a list of numbers"),
         (["--memory", "8GB", "--prompt-ids", "9999"], "vocabulary"),
         (["--memory", "8GB", "--prompt-ids", "-1"], "vocabulary"),
+        (["--memory", "8GB", "--prompt-ids", "9" * 20], "vocabulary"),
+        (["--memory", "8GB", "--prompt", "a\udcff"], "not valid UTF-8"),
+        (["--memory", "8GB", "--prompt", "a", "--temperature", "1", "--seed", "9" * 20], "--seed"),
+        (["--memory", "8GB", "--prompt", "a", "--seed", "1"], "greedy"),
+        (["--memory", "8GB", "--prompt", "a", "--top-p", "0.5"], "greedy"),
+        (["--memory", "8GB", "--prompt", "a", "--temperature", "nan"], "temperature"),
+        (["--memory", "8GB", "--prompt", "a", "--temperature", "1e-40"], "temperature"),
         (["--memory", "8GB", "--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens 0"),
         (["--memory", "8GB", "--prompt", "a", "--max-new-tokens", "many"], "--max-new-tokens"),
         (["--memory", "8GB", "--prompt", "a", "--temperature", "-1"], "temperature"),
@@ -109,6 +117,32 @@ def test_bad_input_exits_with_2_and_one_line(
     assert len(lines) == 1 or (len(lines) == 2 and lines[1].startswith("hint: "))
 
 
+def test_end_of_text_ends_the_text_unless_it_is_ignored(
+    talking_packed: Path, expected: tuple[list[int], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens, _ = expected
+    copy = Path(shutil.copytree(talking_packed, tmp_path / "copy"))
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": tokens[3], "pad_token_id": 0}))
+    common = [copy, "--memory", "8GB", "--prompt", PROMPT, "--max-new-tokens", 12, "--json"]
+    _, out, _ = _run(capsys, *common)
+    assert json.loads(out)["tokens"] == tokens[: tokens.index(tokens[3]) + 1]
+    _, out, _ = _run(capsys, *common, "--ignore-eos")
+    assert json.loads(out)["tokens"] == tokens
+
+
+def test_the_environment_chooses_the_mode_where_no_option_does(
+    talking_packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [talking_packed, "--memory", "8GB", "--prompt", PROMPT, "--max-new-tokens", 1]
+    monkeypatch.setenv("ZIPMOE_MODE", "exact")
+    _, _, err = _run(capsys, *common)
+    assert "mode exact" in err
+    monkeypatch.setenv("ZIPMOE_MODE", "slow")
+    code, _, err = _run(capsys, *common)
+    assert code == 2
+    assert "ZIPMOE_MODE is 'slow'" in err
+
+
 def test_folder_that_is_not_packed(talking_source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = _run(capsys, talking_source, "--prompt", "a")
     assert code == 2
@@ -119,8 +153,6 @@ def test_folder_that_is_not_packed(talking_source: Path, capsys: pytest.CaptureF
 def test_damage_is_met_as_a_named_error_and_no_token_follows(
     talking_packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import shutil
-
     from zipmoe.store.packed_folder import PackedFolder
 
     copy = Path(shutil.copytree(talking_packed, tmp_path / "copy"))

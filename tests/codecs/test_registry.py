@@ -9,8 +9,8 @@ import pytest
 
 from zipmoe import _native
 from zipmoe.codecs import registry
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.errors import CodecUnavailableError, InvalidArgumentError
-from zipmoe.store.manifest import CodecSettings
 
 
 def test_codecs_and_capabilities() -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.budget import PROCESS, MemoryBudget
 from zipmoe.engine.engine import Engine
 from zipmoe.engine.memory_plan import MemoryPlan
-from zipmoe.store.manifest import CodecSettings, DenseMatrix, ExpertGroup, FileEntry, Manifest, Record
+from zipmoe.store.manifest import DenseMatrix, ExpertGroup, FileEntry, Manifest, Record
 from zipmoe.store.packed_folder import PackedFolder
 from zipmoe.store.record_encoder import encode_record
 

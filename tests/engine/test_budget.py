@@ -10,6 +10,7 @@ import pytest
 import torch
 from packed_model import EXPERTS, GROUPS, PackedModel, build
 
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.budget import (
     DENSE,
     EXPERT_POOL,
@@ -35,7 +36,6 @@ from zipmoe.engine.limits import detect_limits
 from zipmoe.engine.memory_usage import control_group_peak_bytes, peak_resident_bytes, resident_bytes
 from zipmoe.engine.pool_plan import SizeClass, distribute_slots, floor_bytes, plan_size_classes
 from zipmoe.errors import BudgetExceededError, BudgetTooSmallError, InvalidArgumentError, UnsupportedOperationError
-from zipmoe.store.manifest import CodecSettings
 
 GIB = 1 << 30
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from packed_model import EMBEDDING, GROUPS, HEAD, PROJECTION, PackedModel, build
 
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.engine import DECODED_TENSORS, Engine
 from zipmoe.errors import BudgetExceededError, InvalidArgumentError, UnsupportedOperationError
-from zipmoe.store.manifest import CodecSettings
 
 
 @pytest.mark.parametrize("parameter", [EMBEDDING, PROJECTION, HEAD])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from packed_model import EMBEDDING, EXPERTS, GROUPS, PARAMETERS, PackedModel, with_record
 
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.engine import Engine
 from zipmoe.errors import (
     CodecUnavailableError,
@@ -22,7 +23,7 @@ from zipmoe.errors import (
     TruncatedShardError,
     UnsupportedOperationError,
 )
-from zipmoe.store.manifest import CodecSettings, Record
+from zipmoe.store.manifest import Record
 from zipmoe.store.packed_folder import PackedFolder
 
 

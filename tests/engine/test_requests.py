@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from packed_model import EXPERTS, GROUPS, PARAMETERS, PackedModel, build
 
 from zipmoe import _native
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.engine import Engine
 from zipmoe.errors import InvalidArgumentError, UnsupportedOperationError
-from zipmoe.store.manifest import CodecSettings
 
 CODECS = [CodecSettings("fx3", None, 1), CodecSettings("zstd", 3, 3), CodecSettings("lz4", None, 2)]
 
@@ -150,3 +153,34 @@ def test_results_do_not_depend_on_the_number_of_threads(tmp_path: Path, threads:
     model = build(tmp_path, CodecSettings("fx3", None, 1), second_layer_scale=30)
     with model.engine(2, decode_threads=threads, io_threads=threads) as engine:
         run(engine, model, 1, [0, 5, 7])
+
+
+class Interrupted:
+    """A native engine during one of whose calls Ctrl-C is pressed: Python raises it as soon as the call returns."""
+
+    def __init__(self, native: Any, call: str) -> None:
+        self._native = native
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._native, name)
+        if name != self._call:
+            return attribute
+
+        def interrupted(*arguments: Any) -> Any:
+            result = attribute(*arguments)
+            signal.raise_signal(signal.SIGINT)
+            return result
+
+        return interrupted
+
+
+@pytest.mark.parametrize("call", ["begin_request", "next_expert", "end_request"])
+def test_the_engine_survives_control_c_at_any_moment_of_a_request(
+    engine: Engine, model: PackedModel, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine, "_native", Interrupted(engine._native, call))
+        run(engine, model, 0, [0, 1, 2])
+    with ThreadPoolExecutor(1) as other_thread:
+        assert sorted(other_thread.submit(run, engine, model, 0, [0, 1, 2]).result(timeout=60)) == [0, 1, 2]

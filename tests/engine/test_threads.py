@@ -71,6 +71,24 @@ def test_the_lock_nests_in_one_thread_and_may_be_released_by_another() -> None:
     assert order == ["first", "still", "other"]
 
 
+def test_a_thread_that_waited_finds_the_engine_closed(model: PackedModel) -> None:
+    engine = model.engine(4)
+
+    class ClosedWhileWaiting(ExclusiveAccess):
+        def acquire(self) -> None:
+            super().acquire()
+            engine._closed = True
+
+    engine._access = ClosedWhileWaiting()
+    group = engine.group(GROUPS[0])
+    for use in (lambda: engine.account("key-value cache", 1), lambda: engine.expert_matrix(group, 0, PARAMETERS[0])):
+        engine._closed = False
+        with pytest.raises(UnsupportedOperationError, match="the engine is closed"):
+            use()
+    engine._closed = False
+    engine.close()
+
+
 def test_copies_and_pickles_are_refused(engine: Engine) -> None:
     with pytest.raises(UnsupportedOperationError, match="copied"):
         copy.deepcopy(engine)

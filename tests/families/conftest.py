@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from zipmoe.store.manifest import CodecSettings
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.store.pack import pack
 
 torch.set_num_threads(1)

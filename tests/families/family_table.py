@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from zipmoe.store.manifest import CodecSettings
+from zipmoe.codecs.codec_settings import CodecSettings
 
 CODECS = (
     CodecSettings("fx3", None, 1),

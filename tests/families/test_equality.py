@@ -14,7 +14,7 @@ from family_table import CODECS, FAMILIES, second_codec
 from tiny_models import architecture, expert_parameters, interface_families, logits, tiny_inputs
 from transformers import PreTrainedModel
 
-from zipmoe.store.manifest import CodecSettings
+from zipmoe.codecs.codec_settings import CodecSettings
 
 Folder = Callable[[str], Path]
 Packed = Callable[[str, CodecSettings], Path]

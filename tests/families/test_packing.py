@@ -10,7 +10,7 @@ import pytest
 from family_table import CODECS, FAMILIES, second_codec
 from tiny_models import expert_parameters, tiny_model
 
-from zipmoe.store.manifest import CodecSettings
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.store.packed_folder import PackedFolder
 from zipmoe.store.verify import verify
 

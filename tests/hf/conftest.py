@@ -12,7 +12,7 @@ from fake_engine import FakeEngine
 from representative_models import TINY_MODELS, TinyModel
 
 import zipmoe
-from zipmoe.store.manifest import CodecSettings
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.store.pack import pack
 
 IDS = torch.tensor([[5, 9, 31, 77, 120, 3, 240, 18, 64], [7, 7, 200, 41, 6, 99, 150, 23, 12]])

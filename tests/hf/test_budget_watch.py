@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_engine import FakeEngine
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
-from zipmoe.engine.budget import KV_CACHE, WORKSPACE, MemoryBudget
+from zipmoe.engine.budget import KV_CACHE, WORKSPACE, MemoryBudget, workspace_bytes
 from zipmoe.engine.kv_cache import kv_cache_bytes_per_token
 from zipmoe.errors import BudgetExceededError
 from zipmoe.hf.budget_watch import GROWTH_TOKENS, cache_bytes, watch_budget
@@ -18,7 +18,7 @@ class Echo(torch.nn.Module):
         super().__init__()
         self.config = config
 
-    def forward(self, input_ids=None, cache=None, use_cache=None):
+    def forward(self, input_ids=None, cache=None, use_cache=None, attention_mask=None):
         return input_ids
 
 
@@ -92,3 +92,38 @@ def test_long_prompts_reserve_workspace(mixtral):
     long = engine.budget.reserved(WORKSPACE)
     echo(tokens(1))
     assert 1 < engine.budget.reserved(WORKSPACE) < long
+
+
+def test_a_static_cache_is_reserved_whole_before_its_first_pass(watched):
+    echo, engine, token = watched
+    cache = StaticCache(config=echo.config, max_cache_len=5000)
+    echo(input_ids=torch.zeros(2, 3, dtype=torch.int64), cache=cache)
+    assert engine.budget.reserved(KV_CACHE) == 2 * 5000 * token
+
+
+@pytest.fixture
+def workspace_of(mixtral):
+    """Workspace reserved for a pass, beyond what it takes without a matrix of scores."""
+    model = mixtral.load()
+
+    def reserved(attention, queries, mask):
+        engine = FakeEngine(model._zipmoe_folder)
+        engine.budget = MemoryBudget(1 << 40, {KV_CACHE: 1 << 30, WORKSPACE: 1})
+        echo = Echo(model.config)
+        model.config._attn_implementation = attention
+        watch_budget(echo, engine)
+        echo(input_ids=torch.zeros(len(mask), queries, dtype=torch.int64), attention_mask=mask)
+        tokens = len(mask) * queries
+        return engine.budget.reserved(WORKSPACE) - workspace_bytes(model.config, tokens, tokens)
+
+    return reserved
+
+
+def test_scores_of_eager_attention_are_reserved(workspace_of, mixtral):
+    mask = torch.ones(2, 3000, dtype=torch.int64)
+    entries = 2 * 2000 * 3000
+    heads = mixtral.load().config.num_attention_heads
+    assert workspace_of("eager", 2000, mask) >= 12 * heads * entries  # measured: what it takes in BF16
+    assert workspace_of("sdpa", 2000, mask) == 0
+    mask[0, 0] = 0
+    assert entries <= workspace_of("sdpa", 2000, mask) <= 4 * entries

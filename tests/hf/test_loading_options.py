@@ -63,6 +63,19 @@ def test_the_environment_is_the_default_of_memory_and_mode(mixtral, monkeypatch)
         mixtral.load()
 
 
+def test_memory_is_not_ignored_beside_a_quantization_config(mixtral):
+    with pytest.raises(InvalidArgumentError, match="memory and mode"):
+        zipmoe.load(mixtral.folder, memory="1GB", quantization_config=zipmoe.ZipMoEConfig(mode="exact"))
+
+
+@torch.no_grad()
+def test_a_model_loaded_in_inference_mode_works_outside_of_it(packed_model):
+    switch = packed_model("switch")
+    with torch.inference_mode():
+        model = switch.load()
+    assert torch.equal(switch.logits(model), switch.logits(switch.plain()))
+
+
 def test_fast_is_the_default_mode(mixtral):
     model = mixtral.load()
     assert model.zipmoe_mode == "fast"

@@ -5,13 +5,20 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import shutil
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
 import zipmoe
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.errors import BudgetExceededError, InvalidArgumentError, UnsupportedOperationError
+from zipmoe.hf.saving import save_packed_folder
+from zipmoe.store.pack import pack
+from zipmoe.store.packed_folder import PackedFolder
+from zipmoe.store.verify import verify
 
 
 @pytest.fixture
@@ -148,6 +155,21 @@ def test_save_pretrained_copies_the_folder(mixtral, model, tmp_path):
     copied.save_pretrained(tmp_path / "copy")  # onto itself
     names = {path.name for path in mixtral.folder.iterdir()}
     assert {path.name for path in again.iterdir()} == names == {path.name for path in (tmp_path / "copy").iterdir()}
+
+
+def test_a_copy_has_the_side_files_of_subfolders(mixtral, tmp_path):
+    template = Path("chat_templates", "tool.jinja")
+    source = tmp_path / "source"
+    shutil.copytree(mixtral.source, source)
+    (source / template).parent.mkdir()
+    (source / template).write_text("{{ messages }}")
+    pack(source, tmp_path / "packed", CodecSettings("fx3", None, 1))
+    folder = PackedFolder.open(tmp_path / "packed")
+    copied = folder.path / "copies" / "first"  # below the folder itself: no copy of the copy
+    save_packed_folder(folder, copied)
+    assert (copied / template).read_text() == "{{ messages }}"
+    assert not (copied / "copies").exists()
+    assert verify(PackedFolder.open(copied)).changed_side_files == ()
 
 
 def test_save_pretrained_refuses_what_it_cannot_do(model, tmp_path):

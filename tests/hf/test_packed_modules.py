@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import initialization
 
 from zipmoe.errors import UnsupportedOperationError
@@ -126,6 +127,33 @@ def test_a_product_takes_the_kernel_that_the_parameter_took():
     assert torch.equal(module.weight @ inputs, expected)
     with torch.inference_mode():
         assert torch.equal(module.weight @ inputs, expected)
+
+
+class Operations(TorchDispatchMode):
+    """Records the kernels that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tile_rows", [None, 16])
+def test_the_last_positions_of_a_batch_are_one_product(tile_rows):
+    """Without the gradient that a parameter requires, ``linear`` would copy the weight for each sequence."""
+    module = linear(48, 64, False)
+    inputs = torch.randn(5, 7, 64).to(torch.bfloat16)[:, -1:]
+    expected = module(inputs)
+    pack(module, PackedLinear, tile_rows)
+    with Operations() as operations:
+        output = module(inputs)
+    assert torch.equal(output, expected)
+    assert "aten::mm" in operations.names
+    assert "aten::bmm" not in operations.names
 
 
 class Scaled(nn.Embedding):

@@ -22,6 +22,11 @@ ORDERS = {
     "the configuration first": "import sys, zipmoe.hf.configuration, transformers",
     "the quantizer first": "import sys, zipmoe.hf.quantizer, transformers",
     "the guards first": "import sys, zipmoe.hf.model_guards, transformers",
+    "after somebody has looked for the modelling code": (
+        "import sys, importlib.util, zipmoe; importlib.util.find_spec('transformers.modeling_utils'); "
+        "import transformers; transformers.MixtralForCausalLM; "
+        "assert not any(type(finder).__module__.startswith('zipmoe') for finder in sys.meta_path)"
+    ),
     "twice": "import sys, zipmoe, transformers; from zipmoe.hf.registration import register; register(); register()",
 }
 

@@ -11,7 +11,9 @@ from small_traces import trace_of
 
 from zipmoe import _native
 from zipmoe.cli.main import main
+from zipmoe.planning.device import host_fingerprint
 from zipmoe.planning.trace import RoutingTrace, TraceHeader, write_trace
+from zipmoe.profiling.profile_store import REPORT_SUFFIX, profiles_folder
 from zipmoe.simulation.device_choice import load_device, preset_names, preset_sources, this_machine_profile_path
 
 
@@ -129,6 +131,12 @@ def test_devices_by_preset_by_file_and_this_one(tmp_path: Path, monkeypatch: pyt
     assert (device.workers, device.host.cores, device.read_seconds(35_000_000)) == (6, 12, 0.01)
     device.save(tmp_path / "other.json")
     assert load_device(str(tmp_path / "other.json")) == device
-    this_machine_profile_path().parent.mkdir()
-    device.save(this_machine_profile_path())
+    assert this_machine_profile_path() is None
+    profiles_folder().mkdir(parents=True)
+    device.save(profiles_folder() / "000000000000-11111111-22222222.json")  # of another machine
+    assert this_machine_profile_path() is None
+    own = profiles_folder() / f"{host_fingerprint().digest}-11111111-22222222.json"
+    device.save(own)
+    own.with_name(own.name.replace(".json", REPORT_SUFFIX)).write_text("{}")
+    assert this_machine_profile_path() == own
     assert load_device("this") == device

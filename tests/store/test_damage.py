@@ -14,6 +14,7 @@ import pytest
 from tiny_checkpoint import save_tiny_checkpoint
 
 from zipmoe import _native
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.errors import (
     CorruptRecordError,
     ManifestError,
@@ -22,7 +23,7 @@ from zipmoe.errors import (
     TruncatedShardError,
     ZipMoEError,
 )
-from zipmoe.store.manifest import MANIFEST_NAME, CodecSettings
+from zipmoe.store.manifest import MANIFEST_NAME
 from zipmoe.store.manifest_file import CHECKSUM_KEY, _checksum, parse_manifest
 from zipmoe.store.pack import pack
 from zipmoe.store.packed_folder import PackedFolder

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoint import EXPERTS, LAYERS, save_tiny_checkpoint, tiny_model
 
 from zipmoe.checkpoint.source import SourceCheckpoint
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.errors import (
     AlreadyPackedError,
     DamagedCheckpointError,
@@ -29,7 +30,7 @@ from zipmoe.errors import (
     UnsupportedCheckpointError,
 )
 from zipmoe.store import pack as pack_module
-from zipmoe.store.manifest import ALIGNMENT_BYTES, JOURNAL_NAME, MANIFEST_NAME, CodecSettings
+from zipmoe.store.manifest import ALIGNMENT_BYTES, JOURNAL_NAME, MANIFEST_NAME
 from zipmoe.store.pack import PackProgress, pack
 from zipmoe.store.packed_folder import PackedFolder
 from zipmoe.store.verify import verify
@@ -154,7 +155,7 @@ def test_killed_process_leaves_nothing_that_looks_finished(tiny_source: Path, tm
 import os, signal
 from pathlib import Path
 from zipmoe.store import pack as p
-from zipmoe.store.manifest import CodecSettings
+from zipmoe.codecs.codec_settings import CodecSettings
 p.FLUSH_BYTES = 1
 calls = 0
 def report(progress):

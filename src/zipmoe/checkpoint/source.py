@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,8 @@ CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_FILE_NAME = "model.safetensors"
 FINGERPRINT_SAMPLE_BYTES = 4096
+QUANT_METHOD = "zipmoe"
+"""``quant_method`` in the config.json of a packed folder."""
 
 _TORCH_DTYPES = {
     "BF16": torch.bfloat16,
@@ -125,14 +126,14 @@ class SourceCheckpoint:
             )
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
-    def fingerprint(self, keys: Iterable[str] | None = None) -> str:
+    def fingerprint(self) -> str:
         """xxh3-64 (16 hex digits) over the names, dtypes and shapes of all tensors and over samples of their data.
 
         The first and the last 4 KiB of every tensor are sampled: enough to tell two trainings of one architecture apart
         without reading the checkpoint twice.
         """
         digest = bytearray()
-        for key in sorted(self.tensors if keys is None else keys):
+        for key in sorted(self.tensors):
             info = self.tensors[key]
             digest += f"{key}|{info.dtype}|{info.shape}|".encode()
             rows = info.shape[0] if info.shape else 0
@@ -141,7 +142,7 @@ class SourceCheckpoint:
             elif info.bytes:
                 row_bytes = max(1, info.bytes // rows)
                 sample = min(rows, max(1, FINGERPRINT_SAMPLE_BYTES // row_bytes))
-                for begin in {0, rows - sample}:
+                for begin in dict.fromkeys((0, rows - sample)):
                     piece = self.read_rows(key, begin, begin + sample).contiguous().view(-1).view(torch.uint8)
                     head, tail = piece[:FINGERPRINT_SAMPLE_BYTES], piece[-FINGERPRINT_SAMPLE_BYTES:]
                     digest += head.numpy().tobytes() + tail.numpy().tobytes()
@@ -214,7 +215,7 @@ def _refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
     if not quantization:
         return
     method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
-    if method == "zipmoe":
+    if method == QUANT_METHOD:
         raise AlreadyPackedError(
             f"{str(folder)!r} is already packed", hint=f"run it: zipmoe run {folder} --prompt '...'"
         )

@@ -29,7 +29,7 @@ def inspect_command(
 
 
 def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f}"
+    return f"{count / 1e6:,.3f}" if 0 < count < 100_000 else f"{count / 1e6:,.1f}"
 
 
 def _print_tables(summary: FolderSummary) -> None:

@@ -1,4 +1,4 @@
-"""Entry point of the command line: ``zipmoe pack | inspect | verify | run | simulate``.
+"""Entry point of the command line: ``zipmoe pack | inspect | verify | profile | run | simulate``.
 
 Standard output carries data, standard error everything else. Errors that the user can do something about are one line
 and a hint, with exit code 2 for bad input and 1 for damaged data.
@@ -16,6 +16,7 @@ import typer
 from zipmoe._version import __version__
 from zipmoe.cli.inspect_command import inspect_command
 from zipmoe.cli.pack_command import pack_command
+from zipmoe.cli.profile_command import profile_command
 from zipmoe.cli.run_command import run_command
 from zipmoe.cli.simulate_command import simulate_command
 from zipmoe.cli.verify_command import verify_command
@@ -38,6 +39,12 @@ app.command("inspect")(inspect_command)
 app.command("verify")(verify_command)
 app.command("run")(run_command)
 app.command("simulate")(simulate_command)
+app.command("pack", short_help="Pack a checkpoint, without losing a bit")(pack_command)
+app.command("inspect", short_help="Show what a packed folder contains")(inspect_command)
+app.command("verify", short_help="Check a packed folder, alone or against the original")(verify_command)
+app.command("profile", short_help="Measure this machine for the planner")(profile_command)
+app.command("run", short_help="Generate text from a packed folder")(run_command)
+app.command("simulate", short_help="Replay a routing trace on a machine")(simulate_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,6 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = typer.main.get_command(app)
     try:
         result = command.main(args=arguments, prog_name="zipmoe", standalone_mode=False)
+        if result == EXIT_INTERRUPTED:  # no command returns a number: Typer made this one of a KeyboardInterrupt
+            return _report_interrupt()
         return result if isinstance(result, int) else 0
     except _USAGE_ERROR as error:
         return _report_usage(error)
@@ -87,8 +96,14 @@ def main(arguments: list[str] | None = None) -> int:
         report_error(f"{where}{error.strerror or error}")
         return 1
     except (KeyboardInterrupt, typer.Abort):
-        report_error("interrupted")
-        return EXIT_INTERRUPTED
+        return _report_interrupt()
+
+
+def _report_interrupt() -> int:
+    if sys.stderr.isatty():  # the cursor may stand behind half a line of text, and does behind the ^C
+        sys.stderr.write("\n")
+    report_error("interrupted")
+    return EXIT_INTERRUPTED
 
 
 def _report_usage(error: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from zipmoe.cli.progress import byte_progress, talk
+from zipmoe.engine.byte_quantity import format_bytes
 
 
 def pack_command(
@@ -18,21 +19,26 @@ def pack_command(
     destination: Annotated[Path, typer.Argument(metavar="DST", help="New folder for the packed model")],
     codec: Annotated[str, typer.Option(help="fx3, zstd, lz4 or lz4hc")] = "fx3",
     level: Annotated[
-        str | None, typer.Option(help="Compression level of zstd (or 'huf': Huffman coding only) and lz4hc")
+        str | None,
+        typer.Option(
+            help="Compression level: zstd -131072..22 or 'huf' (Huffman coding only) [default: 3], "
+            "lz4hc 1..12 [default: 9]"
+        ),
     ] = None,
     shards: Annotated[
-        int | None, typer.Option(help="K: pieces into which the exponents of each expert matrix are cut (not for fx3)")
+        int | None,
+        typer.Option(help="Pieces into which the exponents of each expert matrix are cut (not for fx3) [default: 4]"),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Encoders at work at once [default: one per core]")] = None,
 ) -> None:
     """Pack a checkpoint losslessly; run again after an interruption, it continues where it was."""
     from zipmoe.codecs.registry import settings_from_options
-    from zipmoe.errors import InvalidArgumentError
+    from zipmoe.errors import InterruptedPackError
+    from zipmoe.store.worker_count import worker_count
 
     parsed_level = _parse_level(level)
     settings = settings_from_options(codec, parsed_level, shards)
-    if jobs is not None and jobs < 1:
-        raise InvalidArgumentError(f"--jobs {jobs} is not a positive number")
+    worker_count(jobs)
 
     from zipmoe.checkpoint.source import resolve_source
     from zipmoe.store.pack import PackProgress, pack
@@ -51,23 +57,24 @@ def pack_command(
 
             manifest = pack(folder, destination, settings, jobs=jobs, report=report)
     except KeyboardInterrupt:
-        talk("interrupted: run the same command again and it continues where it was")
-        raise
+        raise InterruptedPackError(
+            "interrupted", hint="run the same command again and it continues where it was"
+        ) from None
     seconds = time.monotonic() - (began or time.monotonic())
     packed = sum(entry.bytes for entry in manifest.files.values())
     left = sum(reason.bytes for reason in manifest.unpacked)
     experts = sum(len(group.records) for group in manifest.expert_groups)
     if resumed:
-        talk(f"continued an interrupted pack: {resumed / 1e9:.2f} GB were already there")
+        talk(f"continued an interrupted pack: {format_bytes(resumed)} were already there")
     talk(
         f"packed {_count(experts, 'expert', 'experts')} in "
         f"{_count(len(manifest.expert_groups), 'layer', 'layers')} and "
         f"{_count(len(manifest.dense), 'dense matrix', 'dense matrices')} "
-        f"with {settings.name}: {manifest.source_bytes / 1e9:.3f} GB -> {packed / 1e9:.3f} GB "
+        f"with {settings.name}: {format_bytes(manifest.source_bytes)} -> {format_bytes(packed)} "
         f"(ratio {packed / manifest.source_bytes:.4f}) in {seconds:.1f} s, "
         f"{(total - resumed) / 1e6 / max(seconds, 1e-9):.0f} MB/s"
     )
-    talk(f"left as they are: {left / 1e6:.1f} MB (zipmoe inspect says why)")
+    talk(f"left as they are: {format_bytes(left)} (zipmoe inspect says why)")
     typer.echo(destination)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,12 +15,21 @@ from zipmoe.cli.progress import talk
 if TYPE_CHECKING:
     import torch
 
+    from zipmoe.engine.statistics import RunReport
+
+_LOWEST_TEMPERATURE = 1e-6
+"""Logits divided by less leave the range of FP32."""
+
 
 def run_command(
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Packed folder")],
     memory: Annotated[
         str | None,
-        typer.Option(help="Budget for everything the process keeps, e.g. 4GB [default: what the machine allows]"),
+        typer.Option(
+            metavar="SIZE",
+            help="Budget for everything the process keeps: 4GB (1000-based), 4GiB or 4G (1024-based) "
+            "[default: what the machine allows]",
+        ),
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue; '-' reads it from standard input")] = None,
     prompt_ids: Annotated[
@@ -28,46 +38,33 @@ def run_command(
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template")] = False,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most")] = 128,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Logits bit for bit equal to plain Transformers on this machine")
+        bool,
+        typer.Option(
+            "--exact",
+            help="Logits bit for bit equal to plain Transformers on this machine (so far, they are without it too)",
+        ),
     ] = False,
     combine: Annotated[
-        str | None, typer.Option(help="Order in which expert outputs are summed: grouped_mm or eager")
+        str | None,
+        typer.Option(help="Order in which expert outputs are summed: grouped_mm or eager [default: the family's own]"),
     ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this probability")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed for sampling")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the smallest set of tokens with this probability; needs a temperature")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling; needs a temperature [default: 0]")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end-of-text token")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
-    from zipmoe.errors import InvalidArgumentError
-
-    if (prompt is None) == (prompt_ids is None):
-        raise InvalidArgumentError(
-            "give either --prompt or --prompt-ids", hint='for example: --prompt "Once upon a time"'
-        )
-    if max_new_tokens < 1:
-        raise InvalidArgumentError(f"--max-new-tokens {max_new_tokens} is not a positive number")
-    if temperature < 0 or not 0 < top_p <= 1:
-        raise InvalidArgumentError(
-            f"--temperature {temperature} with --top-p {top_p} is out of range",
-            hint="temperature is at least 0, top-p above 0 and at most 1",
-        )
-    if combine not in (None, "grouped_mm", "eager"):
-        raise InvalidArgumentError(f"--combine {combine!r} is unknown", hint="choose grouped_mm or eager")
-    if chat and prompt_ids is not None:
-        raise InvalidArgumentError("--chat needs --prompt, not --prompt-ids")
+    _check_options(memory, prompt, prompt_ids, chat, max_new_tokens, temperature, top_p, seed, combine)
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
-    if memory is not None:
-        from zipmoe.engine.byte_quantity import parse_bytes
-
-        parse_bytes(memory)
 
     from zipmoe.store.packed_folder import PackedFolder
 
-    PackedFolder.open(folder)  # names what is wrong before torch and Transformers are imported
+    PackedFolder.open(folder)  # names what is wrong before Transformers is imported and the tokenizer read
     import torch
-    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
     from transformers import logging as transformers_logging
 
     import zipmoe
@@ -77,25 +74,19 @@ def run_command(
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()
     tokenizer = _tokenizer(AutoTokenizer, folder) if prompt is not None or not as_json else None
+    if ids is not None:
+        _check_ids(ids, AutoConfig.from_pretrained(folder).get_text_config(decoder=True).vocab_size)
     inputs = torch.tensor([ids]) if ids is not None else _encode(tokenizer, _read_prompt(prompt), chat)
     settings = zipmoe.ZipMoEConfig(
-        memory=memory, mode="exact" if exact else "fast", context_tokens=inputs.shape[1] + max_new_tokens
+        memory=memory, mode="exact" if exact else None, context_tokens=inputs.shape[1] + max_new_tokens
     )
     model = zipmoe.load(folder, experts_implementation=combine, quantization_config=settings)
     mode_line = model.zipmoe_mode_line()
     talk(mode_line)
-    _check_ids(inputs, model.config.get_text_config().vocab_size)
     options = _generation_options(model, GenerationConfig, max_new_tokens, temperature, top_p, ignore_eos)
-    torch.manual_seed(seed)
-    statistics = model.zipmoe_engine.statistics
-    stream = TokenStream(tokenizer, statistics, sys.stdout if not as_json else None)
-    statistics.start_run()
-    with torch.inference_mode():
-        output = model.generate(
-            inputs, attention_mask=torch.ones_like(inputs), generation_config=options, streamer=stream
-        )
-    report = statistics.report()
-    new_ids = output[0].tolist()[1:] if model.config.is_encoder_decoder else output[0, inputs.shape[1] :].tolist()
+    torch.manual_seed(seed or 0)
+    stream = TokenStream(tokenizer, model.zipmoe_engine.statistics, sys.stdout if not as_json else None)
+    new_ids, report = _generate(model, inputs, options, stream)
     if as_json:
         text = tokenizer.decode(new_ids, skip_special_tokens=True) if tokenizer is not None else None
         typer.echo(
@@ -113,6 +104,61 @@ def run_command(
     model.zipmoe_engine.close()
 
 
+def _check_options(
+    memory: str | None,
+    prompt: str | None,
+    prompt_ids: str | None,
+    chat: bool,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int | None,
+    combine: str | None,
+) -> None:
+    """Refuse what can be refused before anything slow is imported."""
+    from zipmoe.engine.byte_quantity import parse_bytes
+    from zipmoe.errors import InvalidArgumentError
+
+    if (prompt is None) == (prompt_ids is None):
+        raise InvalidArgumentError(
+            "give either --prompt or --prompt-ids", hint='for example: --prompt "Once upon a time"'
+        )
+    if max_new_tokens < 1:
+        raise InvalidArgumentError(f"--max-new-tokens {max_new_tokens} is not a positive number")
+    if not (temperature == 0 or _LOWEST_TEMPERATURE <= temperature < math.inf) or not 0 < top_p <= 1:
+        raise InvalidArgumentError(
+            f"--temperature {temperature} with --top-p {top_p} is out of range",
+            hint=f"temperature is 0 or at least {_LOWEST_TEMPERATURE}, top-p above 0 and at most 1",
+        )
+    if temperature == 0 and (top_p != 1 or seed is not None):
+        raise InvalidArgumentError(
+            "--top-p and --seed concern sampling, but temperature 0 is greedy", hint="add --temperature 0.8, say"
+        )
+    if seed is not None and not -(1 << 63) <= seed < 1 << 64:
+        raise InvalidArgumentError(f"--seed {seed} does not fit into 64 bits")
+    if combine not in (None, "grouped_mm", "eager"):
+        raise InvalidArgumentError(f"--combine {combine!r} is unknown", hint="choose grouped_mm or eager")
+    if chat and prompt_ids is not None:
+        raise InvalidArgumentError("--chat needs --prompt, not --prompt-ids")
+    if memory is not None:
+        parse_bytes(memory)
+
+
+def _generate(model: Any, inputs: torch.Tensor, options: Any, stream: Any) -> tuple[list[int], RunReport]:
+    """The new token ids of a prompt (int64 [1, tokens]), and what the run cost."""
+    import torch
+
+    statistics = model.zipmoe_engine.statistics
+    statistics.start_run()
+    with torch.inference_mode():
+        output = model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), generation_config=options, streamer=stream
+        )
+    report = statistics.report()
+    new_ids = output[0, 1:] if model.config.is_encoder_decoder else output[0, inputs.shape[1] :]
+    return new_ids.tolist(), report
+
+
 def _parse_ids(text: str) -> list[int]:
     from zipmoe.errors import InvalidArgumentError
 
@@ -124,20 +170,28 @@ def _parse_ids(text: str) -> list[int]:
         ) from None
     if not ids:
         raise InvalidArgumentError("--prompt-ids is empty")
+    if not all(-(1 << 63) <= number < 1 << 63 for number in ids):
+        raise InvalidArgumentError("--prompt-ids holds ids outside of every vocabulary")
     return ids
 
 
-def _check_ids(inputs: torch.Tensor, vocabulary: int) -> None:
+def _check_ids(ids: list[int], vocabulary: int) -> None:
     from zipmoe.errors import InvalidArgumentError
 
-    if int(inputs.min()) < 0 or int(inputs.max()) >= vocabulary:
+    if min(ids) < 0 or max(ids) >= vocabulary:
         raise InvalidArgumentError(f"--prompt-ids holds ids outside of the vocabulary (0 to {vocabulary - 1})")
 
 
 def _read_prompt(prompt: str | None) -> str:
     from zipmoe.errors import InvalidArgumentError
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        (text or "").encode()  # where undecodable bytes were let through, as in arguments
+    except UnicodeError as error:
+        raise InvalidArgumentError(
+            "the prompt is not valid UTF-8", hint="convert it, for example with iconv -t UTF-8"
+        ) from error
     if not text:
         raise InvalidArgumentError("the prompt is empty")
     return text
@@ -183,6 +237,8 @@ def _generation_options(
         pad_token_id=_pad_token(own),
         decoder_start_token_id=own.decoder_start_token_id,
     )
+    if ignore_eos:
+        own.eos_token_id = None  # generate() takes what the options leave open from the model's own
     if temperature > 0:
         options.temperature, options.top_p, options.top_k = temperature, top_p, 0
     return options

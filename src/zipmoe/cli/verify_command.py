@@ -9,23 +9,27 @@ from typing import Annotated
 import typer
 
 from zipmoe.cli.progress import byte_progress, talk
+from zipmoe.engine.byte_quantity import format_bytes
 
 
 def verify_command(
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Packed folder")],
     against: Annotated[
-        str | None, typer.Option(help="The original checkpoint: compare every decoded tensor with it, bit for bit")
+        str | None,
+        typer.Option(
+            metavar="SRC",
+            help="The original checkpoint (folder, or organisation/model): compare every decoded tensor, bit for bit",
+        ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Records checked at once [default: one per core]")] = None,
 ) -> None:
     """Check every checksum of a packed folder; with --against every bit of every tensor."""
     from zipmoe.checkpoint.source import resolve_source
-    from zipmoe.errors import InvalidArgumentError
     from zipmoe.store.packed_folder import PackedFolder
     from zipmoe.store.verify import verify
+    from zipmoe.store.worker_count import worker_count
 
-    if jobs is not None and jobs < 1:
-        raise InvalidArgumentError(f"--jobs {jobs} is not a positive number")
+    worker_count(jobs)
     original = resolve_source(against) if against is not None else None
     opened = PackedFolder.open(folder)
     total = sum(record.length for record in opened.manifest.records())
@@ -43,7 +47,7 @@ def verify_command(
     for name in result.changed_side_files:
         what = "was changed since the pack" if (opened.path / name).exists() else "is missing"
         talk(f"note: {name} {what} (it holds no weights)")
-    line = f"{result.records} records ({result.record_bytes / 1e9:.3f} GB) intact"
+    line = f"{result.records} records ({format_bytes(result.record_bytes)}) intact"
     if result.against is not None:
         line += (
             f"; {result.matrices_compared} packed matrices and {result.plain_tensors_compared} plain tensors equal "

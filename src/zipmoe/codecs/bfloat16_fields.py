@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
+BFLOAT16_BYTES = 2
+"""Bytes of one weight."""
 
 
 def split(weights: Words) -> tuple[Bytes, Bytes]:

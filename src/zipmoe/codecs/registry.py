@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zipmoe import _native
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.errors import CodecUnavailableError, InvalidArgumentError
-from zipmoe.store.manifest import CodecSettings
 
 DEFAULT_CODEC = "fx3"
 HUFFMAN_LEVEL = "huf"

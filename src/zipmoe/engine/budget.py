@@ -12,6 +12,7 @@ from zipmoe.engine.byte_quantity import format_bytes, parse_bytes
 from zipmoe.engine.kv_cache import kv_cache_bytes
 from zipmoe.engine.limits import MemoryLimit, detect_limits
 from zipmoe.engine.memory_usage import resident_bytes
+from zipmoe.engine.model_shape import text_config, value
 from zipmoe.engine.workspace import DEFAULT_STEP_TOKENS, WORKSPACE_BYTES, workspace_bytes
 from zipmoe.errors import BudgetExceededError, InvalidArgumentError
 
@@ -198,6 +199,5 @@ def plan_budget(
 
 
 def _default_context_tokens(config: Any) -> int:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    longest = getattr(text, "max_position_embeddings", None)
+    longest = value(text_config(config), "max_position_embeddings")
     return min(DEFAULT_CONTEXT_TOKENS, longest) if isinstance(longest, int) and longest > 0 else DEFAULT_CONTEXT_TOKENS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -112,10 +113,11 @@ class Engine:
         self._plan = MemoryPlan.of(manifest, self._decode_threads, separable=codec.separable)
         slots = self._plan.reserve(budget)
         self._native = self._open_native(slots, io_mode)
-        self._scratch = [
-            torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
-            for index in range(len(self._plan.scratch_bytes))
-        ]
+        with torch.inference_mode(False):  # tensors made in that mode would not work outside of it
+            self._scratch = [
+                torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
+                for index in range(len(self._plan.scratch_bytes))
+            ]
         self._scratch_views: dict[tuple[int, int, int], torch.Tensor] = {}
         self._decoded = DecodedTensors(lambda count: self._set_reservation(DECODED_TENSORS, count))
         self._tile_iterations = 0
@@ -189,10 +191,9 @@ class Engine:
             UnsupportedOperationError: the expert is not the one that was handed out last.
             InvalidArgumentError: there is no such matrix.
         """
-        self._require_usable()
         position, entry = group.matrix(expert_id, name)
         record = group.records[expert_id]
-        with self._access:
+        with self._exclusive():
             self._require_handed_out(group, expert_id)
             with named_record_errors(self._catalogue):
                 self._native.decode_to_scratch(record, position, 0, entry.rows, position)
@@ -206,9 +207,8 @@ class Engine:
             BudgetExceededError: a tensor of this size does not fit into the budget.
             CorruptRecordError, TruncatedShardError, PackedFolderError: the expert cannot be read.
         """
-        self._require_usable()
         position, entry = group.matrix(expert_id, name)
-        with self._access:
+        with self._exclusive():
             if self._request is not None:
                 self._require_handed_out(group, expert_id)
                 return self._decode_fresh(group.records[expert_id], position, entry.rows, entry.columns)
@@ -243,7 +243,7 @@ class Engine:
 
         Yields:
             (row_begin, row_end, BF16 [row_end - row_begin, columns], 64-byte aligned); the tensor is valid until the
-            next step. Matrices of at most 64 MiB come as one tile. Another iteration by the same thread ends this one.
+            next step. Matrices of at most 32 MiB come as one tile. Another iteration by the same thread ends this one.
 
         Raises:
             InvalidArgumentError: not a packed dense matrix.
@@ -258,9 +258,8 @@ class Engine:
             InvalidArgumentError: not a packed dense matrix.
             BudgetExceededError: it does not fit.
         """
-        self._require_usable()
         handle = self._catalogue.dense_matrix(parameter)
-        with self._access:
+        with self._exclusive():
             self._decoded.settle()
             fresh = self._decoded.empty(handle.rows, handle.columns)
             for block, begin, end in zip(handle.blocks, handle.row_begins[:-1], handle.row_begins[1:], strict=True):
@@ -280,11 +279,10 @@ class Engine:
         Raises:
             IndexError: a row number is out of range.
         """
-        self._require_usable()
         handle = self._catalogue.dense_matrix(parameter)
         if rows.dtype != torch.int64 or rows.dim() != 1:
             raise InvalidArgumentError(f"row numbers must be int64 [n], not {rows.dtype} {list(rows.shape)}")
-        with self._access:
+        with self._exclusive():
             self._decoded.settle()
             fresh = self._decoded.empty(rows.shape[0], handle.columns)
             with named_record_errors(self._catalogue):
@@ -313,8 +311,7 @@ class Engine:
         Raises:
             BudgetExceededError: it does not fit even with the smallest pool; nothing is changed.
         """
-        self._require_usable()
-        with self._access:
+        with self._exclusive():
             self._decoded.settle()
             self._set_reservation(what, count)
 
@@ -397,6 +394,14 @@ class Engine:
     def __reduce__(self) -> NoReturn:
         """Refuse: UnsupportedOperationError."""
         raise UnsupportedOperationError("an engine cannot be pickled: it owns memory, threads and open files")
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the engine, which may have been closed while this thread waited for it."""
+        self._require_usable()  # in a forked child nothing may be waited for
+        with self._access:
+            self._require_usable()
+            yield
 
     def _require_usable(self) -> None:
         if os.getpid() != self._process:

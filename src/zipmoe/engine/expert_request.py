@@ -39,23 +39,28 @@ class ExpertRequest:
                 raise UnsupportedOperationError("this thread has a request open already: end it first")
             engine._decoded.settle()
             records = self.group.records
-            engine._native.begin_request([records[expert_id] for expert_id in self._expert_ids], self._ascending)
             engine._request = self
+            engine._native.begin_request([records[expert_id] for expert_id in self._expert_ids], self._ascending)
         except BaseException:
-            engine._access.release()
+            # Ctrl-C may strike between any two of these steps: no request may stay open that nobody would end.
+            self._end()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         engine = self._engine
         self.current = None
         try:
             if engine._request is self:
-                engine._request = None
                 engine._native.end_request()
         finally:
+            if engine._request is self:
+                engine._request = None
             engine._access.release()
 
     def __iter__(self) -> Iterator[int]:

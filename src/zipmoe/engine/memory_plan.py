@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zipmoe.codecs.bfloat16_fields import BFLOAT16_BYTES
 from zipmoe.engine.budget import (
     DENSE,
     EXPERT_POOL,
@@ -23,9 +24,8 @@ from zipmoe.errors import BudgetTooSmallError
 from zipmoe.store.manifest import Manifest, MatrixEntry
 
 HUGE_PAGE_BYTES = 2 << 20
-READABLE_TAIL_BYTES = 4096
+REGION_TAIL_BYTES = 4096
 """The arena keeps this much readable after each region, because decoders load whole vectors."""
-BF16_BYTES = 2
 
 
 def _whole_huge_pages(count: int) -> int:
@@ -34,7 +34,7 @@ def _whole_huge_pages(count: int) -> int:
 
 def decoded_bytes(matrix: MatrixEntry) -> int:
     """Bytes of a matrix in BF16."""
-    return matrix.rows * matrix.columns * BF16_BYTES
+    return matrix.rows * matrix.columns * BFLOAT16_BYTES
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class MemoryPlan:
     @property
     def scratch_reservation_bytes(self) -> int:
         """Memory for decoded matrices."""
-        arena = sum(_whole_huge_pages(max(count, 1) + READABLE_TAIL_BYTES) for count in self.scratch_bytes)
+        arena = sum(_whole_huge_pages(max(count, 1) + REGION_TAIL_BYTES) for count in self.scratch_bytes)
         return arena + self.thread_buffer_bytes
 
     @property
     def pool_rounding_bytes(self) -> int:
         """What whole huge pages may add to the slots."""
-        return (HUGE_PAGE_BYTES + READABLE_TAIL_BYTES) * len(self.size_classes)
+        return (HUGE_PAGE_BYTES + REGION_TAIL_BYTES) * len(self.size_classes)
 
     @property
     def pool_floor_bytes(self) -> int:

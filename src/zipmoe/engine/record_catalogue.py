@@ -69,7 +69,6 @@ class RecordCatalogue:
         self.group_numbers: list[tuple[int, ...]] = []
         """Record numbers of each group, in the manifest's order."""
         self.dense: dict[str, DenseHandle] = {}
-        self.dense_numbers: list[int] = []
         for group in manifest.expert_groups:
             self._add_group(group)
         for matrix in manifest.dense:
@@ -114,7 +113,6 @@ class RecordCatalogue:
         if begins[-1] != matrix.rows:
             raise ManifestError(f"the blocks of {matrix.parameter} have {begins[-1]} rows instead of {matrix.rows}")
         numbers = tuple(self._add_record(block) for block in matrix.blocks)
-        self.dense_numbers.extend(numbers)
         handle = DenseHandle(matrix.parameter, matrix.rows, matrix.columns, numbers, tuple(begins))
         for name in (matrix.parameter, *matrix.tied_parameters):
             self.dense[name] = handle

@@ -1,21 +1,21 @@
 """Memory that a forward pass needs beside weights and caches: an estimate from the config, with a base reserve.
 
 Calibrated with the 8.1 GB model of the benchmark (hidden size 2048, 4 of 60 experts, shared expert 5632): a prompt of
-1000 tokens took 214 kB per token and 64 MB for a copy of the largest tile in the layout of the matrix kernels.
+1000 tokens took 214 kB per token and as much as the largest tile once more, in the layout of the matrix kernels.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from zipmoe.engine.model_shape import HIDDEN_SIZE, dtype_bytes, first, largest, text_config
+from zipmoe.engine.model_shape import HIDDEN_SIZE, dtype_bytes, first, largest, text_config, value
 
 DEFAULT_STEP_TOKENS = 512
 """Tokens of one step (prompt length times batch) that the workspace is reserved for at start; longer prompts reserve
 more when they come (``Engine.account`` with ``workspace_bytes``)."""
 
 WORKSPACE_BYTES = 128 << 20
-"""Base reserve: activations of a few tokens, a copy of a tile in the kernels' own layout (64 MiB), libraries that are
+"""Base reserve: activations of a few tokens, a copy of a tile in the kernels' own layout (32 MiB), libraries that are
 loaded late (first use of a kernel, about 30 MB), allocator slack, thread stacks, page tables, and the pages that
 buffered reads hold for a moment."""
 
@@ -36,6 +36,13 @@ _INTERMEDIATE_SIZE = (
 )
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts", "moe_k")
 _VOCABULARY = ("vocab_size",)
+_HEADS = ("num_attention_heads", "n_heads", "num_heads", "n_head", "decoder_attention_heads", "encoder_attention_heads")
+_KERNELS_WITHOUT_SCORES = ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+"""Attention implementations that compute scores block by block; all others hold the matrix of a whole layer."""
+_SCORE_BYTES = 12
+"""A score is held scaled and masked, widened to FP32 for the softmax, and as its result."""
+_MASK_BYTES = 3
+"""An entry of a mask is held as a truth value, and as a number in the dtype of the model."""
 _LOGIT_BYTES = 8
 """A logit is held in BF16 and FP32, and once more while it is processed."""
 
@@ -57,3 +64,22 @@ def workspace_bytes(config: Any | None, step_tokens: int, logit_rows: int = 1) -
     values = (HIDDEN_COPIES + HIDDEN_COPIES_PER_EXPERT * experts) * hidden + INTERMEDIATE_COPIES * intermediate
     logits = logit_rows * (first(config, _VOCABULARY) or 0)
     return WORKSPACE_BYTES + _LOGIT_BYTES * logits + dtype_bytes(config) * step_tokens * values
+
+
+def attention_bytes(config: Any | None, sequences: int, queries: int, keys: int, *, masked: bool) -> int:
+    """Attention scores and masks of one layer, which grow with the product of ``queries`` and ``keys``.
+
+    Args:
+        config: Transformers config of the model; None counts nothing.
+        sequences: number of sequences.
+        queries: new tokens of each.
+        keys: tokens that they attend to, themselves included.
+        masked: a mask is needed that the kernels do not know (padding).
+    """
+    if config is None:
+        return 0
+    config = text_config(config)
+    entries = sequences * queries * keys
+    if value(config, "_attn_implementation") in _KERNELS_WITHOUT_SCORES:
+        return _MASK_BYTES * entries if masked else 0
+    return (_MASK_BYTES + _SCORE_BYTES * (largest(config, _HEADS) or 1)) * entries

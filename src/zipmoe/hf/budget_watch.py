@@ -15,6 +15,7 @@ from torch import nn
 from zipmoe.engine.budget import KV_CACHE, WORKSPACE, workspace_bytes
 from zipmoe.engine.engine import Engine
 from zipmoe.engine.kv_cache import kv_cache_bytes_per_token, recurrent_state_bytes
+from zipmoe.engine.workspace import attention_bytes
 from zipmoe.errors import BudgetExceededError
 
 GROWTH_TOKENS = 256
@@ -39,14 +40,30 @@ class _BudgetWatch:
     def before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         sequences, length = _shape(args, kwargs)
         kept = kwargs.get("logits_to_keep")
-        self._reserve_workspace(sequences * length, sequences * (kept if isinstance(kept, int) and kept else length))
+        logit_rows = sequences * (kept if isinstance(kept, int) and kept else length)
+        workspace = workspace_bytes(self._config, sequences * length, logit_rows)
+        self._reserve_workspace(workspace + self._attention_bytes(sequences, length, kwargs))
         if kwargs.get("use_cache") is not False:
-            held = sum(cache_bytes(value) for value in kwargs.values() if _is_cache(value))
-            grown = sequences * (length * self._token_bytes + (self._state_bytes if held == 0 else 0))
+            caches = [value for value in kwargs.values() if _is_cache(value)]
+            held = sum(cache_bytes(cache) for cache in caches)
+            layers = _cache_layers(caches)
+            static = [layer for layer in layers if hasattr(layer, "max_cache_len")]
+            if static and not any(layer.is_initialized for layer in static):
+                held = 0  # counters at most
+            tokens = _growth_tokens(static, len(layers)) if static else length
+            grown = sequences * (tokens * self._token_bytes + (self._state_bytes if held == 0 else 0))
             self._reserve_cache(held, grown)
 
-    def _reserve_workspace(self, tokens: int, logit_rows: int) -> None:
-        needed = max(self._initial[WORKSPACE], workspace_bytes(self._config, tokens, logit_rows))
+    def _attention_bytes(self, sequences: int, length: int, kwargs: dict[str, Any]) -> int:
+        mask = kwargs.get("attention_mask")
+        if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+            return attention_bytes(self._config, sequences, length, length, masked=False)
+        keys = max(length, mask.shape[1])
+        masked = length > 1 and not bool(mask.all())
+        return attention_bytes(self._config, sequences, length, keys, masked=masked)
+
+    def _reserve_workspace(self, bytes_of_pass: int) -> None:
+        needed = max(self._initial[WORKSPACE], bytes_of_pass)
         if needed != self._engine.budget.reserved(WORKSPACE):
             self._engine.account(WORKSPACE, needed)
 
@@ -60,6 +77,21 @@ class _BudgetWatch:
                 self._engine.account(KV_CACHE, needed)
         elif held == 0 and needed <= initial < reserved:  # a new sequence: the cache of the last one is gone
             self._engine.account(KV_CACHE, initial)
+
+
+def _cache_layers(caches: list[Any]) -> list[Any]:
+    """The layers of Transformers' cache objects, both parts of an encoder-decoder cache included."""
+    parts = ("self_attention_cache", "cross_attention_cache")
+    holders = [*caches, *(getattr(cache, part, None) for cache in caches for part in parts)]
+    return [layer for holder in holders for layer in getattr(holder, "layers", ())]
+
+
+def _growth_tokens(static: list[Any], layers: int) -> int:
+    """Tokens of each sequence for which a cache with ``static`` ones among its layers allocates memory in a pass: all
+    that it will ever hold in the first one, then none.
+    """
+    to_come: int = sum(layer.max_cache_len for layer in static if not layer.is_initialized)
+    return -(-to_come // layers)
 
 
 def cache_bytes(cache: Any) -> int:

@@ -10,10 +10,7 @@ from enum import Enum
 from typing import Any
 
 from zipmoe.errors import UnsupportedOperationError
-
-EXPERTS_IMPLEMENTATION = "zipmoe"
-"""Value of ``experts_implementation`` in the config.json of a packed folder: Transformers without ZipMoE refuses it. It
-stands for the family's default order."""
+from zipmoe.store.guard_tensor import EXPERTS_IMPLEMENTATION
 
 
 class CombineOrder(Enum):

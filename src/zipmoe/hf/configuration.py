@@ -11,12 +11,12 @@ from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from zipmoe.checkpoint.source import QUANT_METHOD
+from zipmoe.engine.engine import VERIFY_MODES
 from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
 
-QUANT_METHOD = "zipmoe"
 MODES = ("fast", "exact")
-VERIFY = ("always", "first", "never")
 _LOADING_ATTRIBUTES = ("memory", "mode", "context_tokens", "verify", "io_threads", "decode_threads")
 
 
@@ -69,7 +69,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.memory = memory
         self.mode = mode
         self.context_tokens = _positive("context_tokens", context_tokens)
-        self.verify = _one_of("verify", verify, VERIFY)
+        self.verify = _one_of("verify", verify, VERIFY_MODES)
         self.io_threads = _positive("io_threads", io_threads)
         self.decode_threads = _positive("decode_threads", decode_threads)
         if mode is not None:

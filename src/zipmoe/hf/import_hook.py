@@ -28,23 +28,33 @@ def install() -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Finds the target module as the other finders would, with a loader that registers afterwards."""
+    """Finds the target module as the other finders would, with a loader that registers afterwards.
+
+    It stays until the module was imported: a program may ask where the module is long before.
+    """
+
+    def __init__(self) -> None:
+        self._asking_others = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _TARGET:
+        if fullname != _TARGET or self._asking_others:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._asking_others = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking_others = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _RegisteringLoader(spec.loader)
+            spec.loader = _RegisteringLoader(spec.loader, self)
         return spec
 
 
 class _RegisteringLoader(Loader):
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, finder: _AfterImport) -> None:
         self._loader = loader
+        self._finder = finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -54,6 +64,8 @@ class _RegisteringLoader(Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
         _register()
 
 

@@ -86,8 +86,7 @@ class LazyWeight(torch.Tensor):
     def materialise(self) -> torch.Tensor:
         """The decoded matrix, an ordinary tensor that requires a gradient, as a parameter of a loaded model does."""
         if self._decoded is None:
-            # detach: the decoded tensor may be scratch of the engine, which stays as it is
-            self._decoded = self._decode().detach().requires_grad_()
+            self._decoded = as_parameter(self._decode())
         return self._decoded
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
@@ -124,6 +123,16 @@ class LazyWeight(torch.Tensor):
     ) -> Any:
         # Reached from C++ code that skips __torch_function__.
         return func(*tree_map(_unwrap, args), **tree_map(_unwrap, dict(kwargs or {})))
+
+
+def as_parameter(decoded: torch.Tensor) -> torch.Tensor:
+    """``decoded`` as a tensor that requires a gradient, as a parameter of a loaded model does; to be used where nothing
+    is recorded.
+
+    Torch chooses the kernels of some products by that alone: ``linear`` on a slice of a batch is one product with a
+    parameter, but a batch of products with as many copies of any other weight.
+    """
+    return decoded.detach().requires_grad_()  # detach: it may be scratch of the engine, which stays as it is
 
 
 def _unwrap(value: Any) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 
 import transformers
 
-from zipmoe.errors import NotAPackedFolderError
-from zipmoe.hf.configuration import QUANT_METHOD, ZipMoEConfig
+from zipmoe.checkpoint.source import QUANT_METHOD
+from zipmoe.errors import InvalidArgumentError, NotAPackedFolderError
+from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.registration import register
 
 
@@ -28,7 +29,7 @@ def load(
         mode: ``"fast"`` (default) or ``"exact"``.
         experts_implementation: combine order, ``"grouped_mm"`` (default) or ``"eager"``.
         from_pretrained_kwargs: passed on to ``from_pretrained`` (``dtype``, ``attn_implementation``, ...); an explicit
-            ``quantization_config`` replaces ``memory`` and ``mode``.
+            ``quantization_config`` stands in the place of ``memory`` and ``mode``.
 
     Returns:
         The ``PreTrainedModel``; its engine is ``model.zipmoe_engine``.
@@ -36,9 +37,17 @@ def load(
     Raises:
         NotAPackedFolderError: the folder does not exist or is not packed.
         BudgetTooSmallError: the budget is below the model's floor.
+        InvalidArgumentError: ``memory`` or ``mode`` beside a ``quantization_config``, or one of them is malformed.
     """
     register()
-    settings = from_pretrained_kwargs.pop("quantization_config", None) or ZipMoEConfig(memory=memory, mode=mode)
+    settings = from_pretrained_kwargs.pop("quantization_config", None)
+    if settings is None:
+        settings = ZipMoEConfig(memory=memory, mode=mode)
+    elif memory is not None or mode is not None:
+        raise InvalidArgumentError(
+            "memory and mode were given beside a quantization_config, which has its own",
+            hint="give them to the ZipMoEConfig",
+        )
     config = _read_config(folder, from_pretrained_kwargs)
     if experts_implementation is not None:
         from_pretrained_kwargs["experts_implementation"] = experts_implementation

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from zipmoe.hf.engine_slot import refuse_gradients
+from zipmoe.hf.lazy_weight import as_parameter
 from zipmoe.hf.packed_module import PackedModule
 
 
@@ -24,9 +25,9 @@ class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]
         """``input`` (..., in_features) to (..., out_features), in ``input``'s dtype."""
         refuse_gradients(input)
         output: torch.Tensor | None = None
-        with closing(self._zipmoe_slot.engine.dense_tiles(self._zipmoe_parameter)) as tiles:
+        with torch.no_grad(), closing(self._zipmoe_slot.engine.dense_tiles(self._zipmoe_parameter)) as tiles:
             for begin, end, tile in tiles:
-                weight = tile.to(self._zipmoe_dtype)
+                weight = as_parameter(tile.to(self._zipmoe_dtype))
                 if end - begin == self.out_features:
                     return functional.linear(input, weight, self.bias)
                 if output is None:

@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 from transformers.integrations.moe import ExpertsInterface
 from transformers.quantizers import auto
 
+from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.errors import UnsupportedOperationError
-from zipmoe.hf.combine_order import EXPERTS_IMPLEMENTATION
-from zipmoe.hf.configuration import QUANT_METHOD, ZipMoEConfig
+from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.quantizer import ZipMoEQuantizer
+from zipmoe.store.guard_tensor import EXPERTS_IMPLEMENTATION
 
 
 def register() -> None:

@@ -17,6 +17,8 @@ _COPY_BYTES = 16 << 20
 def save_packed_folder(folder: PackedFolder, destination: Path) -> None:
     """Copy every file of ``folder`` to ``destination``; the manifest last, so that an interrupted copy is recognisable.
 
+    Side files in subfolders (chat templates) go along.
+
     Saving into the folder itself leaves it as it is.
 
     Raises:
@@ -28,9 +30,13 @@ def save_packed_folder(folder: PackedFolder, destination: Path) -> None:
     if destination.resolve() == folder.path.resolve():
         return
     (destination / MANIFEST_NAME).unlink(missing_ok=True)
-    files = [path for path in sorted(folder.path.iterdir()) if path.is_file() and path.name != MANIFEST_NAME]
-    for path in [*files, folder.path / MANIFEST_NAME]:
-        with path.open("rb") as source, durable_writer(destination / path.name) as copy:
+    # Of subfolders only what the pack put there: other copies of the folder may lie below it.
+    side_files = [folder.path / name for name in folder.manifest.sidecar_files]
+    files = {path for path in [*folder.path.iterdir(), *side_files] if path.is_file() and path.name != MANIFEST_NAME}
+    for path in [*sorted(files), folder.path / MANIFEST_NAME]:
+        target = destination / path.relative_to(folder.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("rb") as source, durable_writer(target) as copy:
             shutil.copyfileobj(source, copy, _COPY_BYTES)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from importlib import resources
 from pathlib import Path
 
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.device import DeviceProfile, host_fingerprint
+from zipmoe.profiling.profile_store import REPORT_SUFFIX, profiles_folder
 
 THIS_MACHINE = "this"
 
@@ -26,10 +26,12 @@ def preset_sources(name: str) -> dict[str, str]:
     return {str(key): str(value) for key, value in sources.items()}
 
 
-def this_machine_profile_path() -> Path:
-    """Where the profile of this machine is looked for."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "zipmoe" / f"device-{host_fingerprint().digest}.json"
+def this_machine_profile_path() -> Path | None:
+    """The newest profile of this machine that ``zipmoe profile`` kept, of whatever disk and folder; None without any."""
+    folder = profiles_folder()
+    found = folder.glob(f"{host_fingerprint().digest}-*.json")
+    profiles = [path for path in found if not path.name.endswith(REPORT_SUFFIX)]
+    return max(profiles, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def load_device(name: str) -> DeviceProfile:
@@ -49,9 +51,9 @@ def load_device(name: str) -> DeviceProfile:
             return DeviceProfile.load(path)
     if name == THIS_MACHINE:
         path = this_machine_profile_path()
-        if not path.exists():
+        if path is None:
             raise InvalidArgumentError(
-                f"this machine has no device profile ({path})",
+                f"this machine has no device profile in {profiles_folder()}",
                 hint="measure it with zipmoe profile, or choose --device " + ", ".join(preset_names()),
             )
         return DeviceProfile.load(path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zipmoe.store.manifest import CodecSettings, Record, UnpackedReason
+from zipmoe.codecs.bfloat16_fields import BFLOAT16_BYTES
+from zipmoe.codecs.codec_settings import CodecSettings
+from zipmoe.store.manifest import Record, UnpackedReason
 from zipmoe.store.packed_folder import PackedFolder
-
-BFLOAT16_BYTES = 2
 
 
 @dataclass(frozen=True)

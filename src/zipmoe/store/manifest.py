@@ -9,26 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from zipmoe.codecs.codec_settings import CodecSettings
+
 MANIFEST_NAME = "zipmoe.json"
 JOURNAL_NAME = "zipmoe-pack.journal"
 FORMAT_VERSION = 1
 ALIGNMENT_BYTES = 4096
 SECTION_ALIGNMENT_BYTES = 64
-DENSE_BLOCK_BYTES = 64 << 20
+DENSE_BLOCK_BYTES = 32 << 20
 """A dense matrix is cut into blocks of rows of at most this many bytes of BF16, each packed as a record of its own."""
 RECORD_PREFIX = "zipmoe."
 """Every record is a U8 tensor of this name prefix in its safetensors file."""
-
-
-@dataclass(frozen=True)
-class CodecSettings:
-    """The codec of a folder and the parameters that it was run with."""
-
-    name: str
-    level: int | str | None
-    """Compression level; ``"huf"`` is zstd's Huffman-only operating point; None for codecs without levels."""
-    shards: int
-    """K: number of E-chunk shards of each expert matrix (1 for codecs without shards)."""
 
 
 @dataclass(frozen=True)

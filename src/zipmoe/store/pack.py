@@ -22,16 +22,16 @@ import torch
 
 from zipmoe._version import __version__
 from zipmoe.checkpoint.expert_reader import ExpertReader
-from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, SourceCheckpoint
+from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, QUANT_METHOD, SourceCheckpoint
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.codecs.registry import dense_shards
 from zipmoe.errors import AlreadyPackedError, InvalidArgumentError, NotEnoughDiskError, PackMismatchError
 from zipmoe.store.durable_files import PARTIAL_SUFFIX, durable_writer, write_json
-from zipmoe.store.guard_tensor import GUARD_SHAPE, guard_tensor_name
+from zipmoe.store.guard_tensor import EXPERTS_IMPLEMENTATION, GUARD_SHAPE, guard_tensor_name
 from zipmoe.store.manifest import (
     FORMAT_VERSION,
     JOURNAL_NAME,
     MANIFEST_NAME,
-    CodecSettings,
     DenseMatrix,
     ExpertGroup,
     FileEntry,
@@ -57,12 +57,13 @@ from zipmoe.store.record_encoder import (
     decode_matrix,
     encode_record,
 )
-from zipmoe.store.record_shard import RecordShardWriter, read_record_shard_header
+from zipmoe.store.record_shard import RecordShardWriter, pack_identity, read_record_shard_header
 from zipmoe.store.shard_split import split_into_shards
+from zipmoe.store.worker_count import worker_count
 
 RECORD_SHARD_SOURCE_BYTES = 4 << 30
 FLUSH_BYTES = 256 << 20
-IN_FLIGHT_BYTES = 600 << 20
+IN_FLIGHT_BYTES = 400 << 20
 """Bound on the memory of records that are being encoded or wait to be written."""
 MEMORY_PER_SOURCE_BYTE = 3.5
 """Source slices, their conversion, the encoded sections and the assembled record, per byte of BF16."""
@@ -113,9 +114,7 @@ def pack(
         CheckpointError: (one of its subclasses) the source cannot be packed, or the destination is in use.
         NotEnoughDiskError: before or during the work; what is written stays and can be continued.
     """
-    jobs = jobs or os.cpu_count() or 1
-    if jobs < 1:
-        raise InvalidArgumentError(f"--jobs {jobs} is not a positive number")
+    workers = worker_count(jobs)
     source = SourceCheckpoint(source_folder)
     _check_destination(source_folder, destination)
     model = meta_model(source)
@@ -139,7 +138,7 @@ def pack(
         if (destination / MANIFEST_NAME).exists():  # another process has finished it since the first look
             journal.delete()
             _refuse_finished(destination)
-        run = _Pack(source, destination, settings, plan, model, fingerprint, jobs, report or (lambda _: None))
+        run = _Pack(source, destination, settings, plan, model, fingerprint, workers, report or (lambda _: None))
         manifest = run.run(journal)
         journal.delete()
         return manifest
@@ -200,7 +199,7 @@ class _Pack:
         plan: PackPlan,
         model: Any,
         fingerprint: str,
-        jobs: int,
+        workers: int,
         report: Report,
     ) -> None:
         self._source = source
@@ -209,7 +208,7 @@ class _Pack:
         self._plan = plan
         self._model = model
         self._fingerprint = fingerprint
-        self._jobs = jobs
+        self._workers = workers
         self._report = report
         self._reader = ExpertReader(model, source, plan.expert_units)
         self._done_bytes = 0
@@ -266,7 +265,7 @@ class _Pack:
                 hint="delete the folder and pack again",
             )
         records: list[Record] = []
-        with ThreadPoolExecutor(self._jobs, thread_name_prefix="zipmoe-pack") as pool:
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="zipmoe-pack") as pool:
             for number, shard in enumerate(shards, 1):
                 name = f"packed-{number:05d}-of-{len(shards):05d}.safetensors"
                 here, done = done[: len(shard)], done[len(shard) :]
@@ -361,7 +360,7 @@ class _Pack:
         in_flight = 0.0
         for plan in plans:
             memory = plan.source_bytes * MEMORY_PER_SOURCE_BYTE
-            while waiting and (len(waiting) > self._jobs or in_flight + memory > IN_FLIGHT_BYTES):
+            while waiting and (len(waiting) > self._workers or in_flight + memory > IN_FLIGHT_BYTES):
                 first, future = waiting.popleft()
                 yield first, future.result()
                 in_flight -= first.source_bytes * MEMORY_PER_SOURCE_BYTE
@@ -425,8 +424,8 @@ class _Pack:
 
     def _packed_config(self) -> dict[str, Any]:
         config = dict(self._source.config)
-        config["quantization_config"] = {"quant_method": "zipmoe", "format_version": FORMAT_VERSION}
-        config["experts_implementation"] = "zipmoe"
+        config["quantization_config"] = {"quant_method": QUANT_METHOD, "format_version": FORMAT_VERSION}
+        config["experts_implementation"] = EXPERTS_IMPLEMENTATION
         return config
 
     def _manifest(self, records: list[Record], files: dict[str, FileEntry]) -> Manifest:
@@ -466,11 +465,6 @@ class _Pack:
             guard_tensor="",
             ignored_source_keys=self._plan.ignored_keys,
         )
-
-
-def pack_identity(fingerprint: str, settings: CodecSettings) -> str:
-    """What every file of records of one pack carries in its metadata."""
-    return f"{fingerprint}-{settings.name}-{settings.level}-{settings.shards}"
 
 
 def leftovers(folder: Path) -> list[Path]:

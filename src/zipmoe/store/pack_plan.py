@@ -13,10 +13,10 @@ from zipmoe.checkpoint.conversion_plan import ConversionPlan, LoadUnit, plan_con
 from zipmoe.checkpoint.expert_modules import ExpertLayout, ExpertModules, find_expert_groups
 from zipmoe.checkpoint.expert_reader import acts_on_each_expert, check_parameter_shape
 from zipmoe.checkpoint.source import SourceCheckpoint
+from zipmoe.codecs.bfloat16_fields import BFLOAT16_BYTES
 from zipmoe.errors import DamagedCheckpointError, NotAMixtureOfExpertsError, UnsupportedCheckpointError
 from zipmoe.store.manifest import DENSE_BLOCK_BYTES, RECORD_PREFIX, UnpackedReason
 
-BFLOAT16_BYTES = 2
 MIN_DENSE_BYTES = 64 << 10
 """Dense matrices below this many bytes of BF16 are left as they are: packing them saves nothing that matters."""
 

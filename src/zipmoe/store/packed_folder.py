@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, expand_home
+from zipmoe.checkpoint.source import CONFIG_NAME, INDEX_NAME, QUANT_METHOD, expand_home
 from zipmoe.errors import CorruptRecordError, ManifestError, MissingShardError, TruncatedShardError
 from zipmoe.store.manifest import Manifest
 from zipmoe.store.manifest_file import read_manifest
-from zipmoe.store.pack import pack_identity
 from zipmoe.store.plain_shard import file_checksum
-from zipmoe.store.record_shard import read_record_shard_header
+from zipmoe.store.record_shard import pack_identity, read_record_shard_header
 
 _COPY_HINT = "copy or download the folder again"
 
@@ -116,7 +115,7 @@ class PackedFolder:
                 hint=_COPY_HINT,
             )
         quantization = config.get("quantization_config")
-        if not isinstance(quantization, dict) or quantization.get("quant_method") != "zipmoe":
+        if not isinstance(quantization, dict) or quantization.get("quant_method") != QUANT_METHOD:
             raise ManifestError(
                 f"{CONFIG_NAME} of {str(self.path)!r} does not say that the folder is packed", hint=_COPY_HINT
             )

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import torch
 
 from zipmoe import _native
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.codecs.registry import encode_level
 from zipmoe.store.manifest import (
     ALIGNMENT_BYTES,
     SECTION_ALIGNMENT_BYTES,
-    CodecSettings,
     Extent,
     MatrixEntry,
     Record,

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.errors import ManifestError, TruncatedShardError
 from zipmoe.store.durable_files import flush_to_device, partial_path, publish
 from zipmoe.store.manifest import ALIGNMENT_BYTES
@@ -25,11 +26,22 @@ _HEADER_LENGTH = struct.Struct("<Q")
 _LARGEST_OFFSET = 10**15
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
+_REPACK_HINT = "download this file again, or pack the model again"
 
 
 def align(offset: int, alignment: int = ALIGNMENT_BYTES) -> int:
     """The smallest multiple of ``alignment`` that is not below ``offset``."""
     return -(-offset // alignment) * alignment
+
+
+def pack_identity(fingerprint: str, settings: CodecSettings) -> str:
+    """What every file of records of one pack carries in its metadata under ``PACK_ID_KEY``.
+
+    Args:
+        fingerprint: of the source checkpoint (16 hex digits).
+        settings: codec, level and shards of the pack.
+    """
+    return f"{fingerprint}-{settings.name}-{settings.level}-{settings.shards}"
 
 
 def _header(records: Iterable[tuple[str, int, int]], pack_id: str) -> bytes:
@@ -68,11 +80,6 @@ class RecordShardWriter:
             )
         self._file.truncate(end)
         self._file.seek(end)
-
-    @property
-    def data_begin(self) -> int:
-        """File offset of the first record."""
-        return self._data_begin
 
     @property
     def unflushed_bytes(self) -> int:
@@ -144,6 +151,3 @@ def read_record_shard_header(path: Path) -> tuple[str | None, dict[str, tuple[in
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ManifestError(f"{str(path)!r} has a damaged safetensors header: {error}", hint=_REPACK_HINT) from error
     return pack_id, records
-
-
-_REPACK_HINT = "download this file again, or pack the model again"

@@ -23,6 +23,7 @@ from zipmoe.store.pack_plan import DenseBlockPlan, ExpertRecordPlan, PackPlan, m
 from zipmoe.store.packed_folder import PackedFolder
 from zipmoe.store.plain_shard import FILLER_PREFIX, file_checksum
 from zipmoe.store.record_encoder import damaged_extent, decode_matrix
+from zipmoe.store.worker_count import worker_count
 
 _COPY_HINT = "copy or download the folder again, or pack the model again"
 
@@ -63,7 +64,7 @@ def verify(
     original = _Original(manifest, SourceCheckpoint(against)) if against is not None else None
     records = manifest.records()
     compared = 0
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(worker_count(jobs)) as pool:
         for record, count in zip(
             records, pool.map(lambda r: _verify_record(folder.path, manifest, r, original), records), strict=True
         ):
