@@ -27,7 +27,7 @@ def preset_sources(name: str) -> dict[str, str]:
 
 
 def this_machine_profile_path() -> Path | None:
-    """The newest profile of this machine that ``zipmoe profile`` kept, of whatever disk and folder; None without any."""
+    """The newest profile of this machine that ``zipmoe profile`` kept, of whatever disk and folder; None if none."""
     folder = profiles_folder()
     found = folder.glob(f"{host_fingerprint().digest}-*.json")
     profiles = [path for path in found if not path.name.endswith(REPORT_SUFFIX)]
@@ -50,13 +50,13 @@ def load_device(name: str) -> DeviceProfile:
             path.write_text(json.dumps(_preset(name)["profile"]), encoding="utf-8")
             return DeviceProfile.load(path)
     if name == THIS_MACHINE:
-        path = this_machine_profile_path()
-        if path is None:
+        own = this_machine_profile_path()
+        if own is None:
             raise InvalidArgumentError(
                 f"this machine has no device profile in {profiles_folder()}",
                 hint="measure it with zipmoe profile, or choose --device " + ", ".join(preset_names()),
             )
-        return DeviceProfile.load(path)
+        return DeviceProfile.load(own)
     if not Path(name).is_file():
         raise InvalidArgumentError(
             f"device {name!r} is neither a preset nor a file",
