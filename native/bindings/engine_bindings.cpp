@@ -91,7 +91,8 @@ class ProcessBoundEngine {
 void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::string& verify, uint32_t io_threads,
                  uint32_t decode_threads, const std::string& io_mode, const std::string& instruction_set,
                  const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
-                 const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes) {
+                 const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes,
+                 const std::string& policy, double half_life_steps, uint32_t requests_per_step, uint64_t seed) {
   EngineOptions options;
   options.verify = parse_verify_mode(verify);
   options.decode_threads = decode_threads;
@@ -108,6 +109,8 @@ void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::
     options.size_classes.at(static_cast<size_t>(size_class)).slot_limit += 1;
   }
   options.scratch_bytes = scratch_bytes;
+  options.eviction_policy = policy;
+  options.policy_parameters = {half_life_steps, requests_per_step, seed};
   nb::gil_scoped_release release;
   new (self) ProcessBoundEngine(table, std::move(options));
 }
@@ -234,6 +237,8 @@ void bind_engine(nb::module_& module) {
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
       .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a,
            "io_mode"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
+           "policy"_a = "lru", "half_life_steps"_a = PolicyParameters{}.half_life_steps,
+           "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
            "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense.")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
       .def(

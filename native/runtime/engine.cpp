@@ -80,7 +80,7 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
   }
   if (offset > 0) arena_->commit(0, offset);
   cache_ = std::make_unique<ExpertCache>(*arena_, offset, options_.size_classes, options_.class_of_record,
-                                         options_.eviction_policy);
+                                         options_.eviction_policy, options_.policy_parameters);
   decoder_ = std::make_unique<RowDecoder>(table_.codec(), options_.instruction_set, options_.decode_threads);
   if (!reader) reader = make_reader(table_, options_);
   loader_ = std::make_unique<RecordLoader>(table_, verifier_, std::move(reader));

@@ -80,6 +80,10 @@ class Engine:
         size_classes: Sequence[tuple[int, int]],
         class_of_record: Sequence[int],
         scratch_bytes: Sequence[int],
+        policy: str = "lru",
+        half_life_steps: float = 16.0,
+        requests_per_step: int = 1,
+        seed: int = 0,
     ) -> None: ...
     @property
     def size_classes(self) -> list[tuple[int, int]]: ...
@@ -104,6 +108,27 @@ class Engine:
     def counters(self) -> dict[str, int | float]: ...
     def close(self) -> None: ...
 
+# --- cache policies (native/bindings/cache_bindings.cpp) ---
+
+def cache_policies() -> list[str]: ...
+
+class LayerPools:
+    def __init__(
+        self,
+        experts: int,
+        slots: tuple[int, int, int, int],
+        policy: str = "zipmoe",
+        *,
+        tolerance: float | None = None,
+        half_life_steps: float = 16.0,
+        requests_per_step: int = 1,
+        seed: int = 0,
+    ) -> None: ...
+    def access(self, experts: Sequence[int]) -> tuple[list[int], list[tuple[int, int, int]]]: ...
+    @property
+    def residencies(self) -> list[int]: ...
+    @property
+    def tolerance(self) -> float: ...
 # --- profiler (native/bindings/profile_bindings.cpp) ---
 
 class TimedReads:

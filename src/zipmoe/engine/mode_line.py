@@ -25,6 +25,8 @@ class EngineMode:
     slots: Sequence[tuple[int, int]]
     """(slot bytes, slots) of each size class."""
     experts: int
+    policy: str
+    """Which experts make room."""
 
     def line(self, mode: str, combine: str) -> str:
         """The line, without a newline.
@@ -48,6 +50,7 @@ class EngineMode:
                 f"checksums {self.verify}",
                 f"budget {format_bytes(self.budget_bytes)}",
                 f"pool {format_bytes(pool_bytes)} for {slot_count} of {self.experts} experts ({sizes})",
+                f"policy {self.policy}",
             ]
         )
 
