@@ -11,7 +11,7 @@ NATIVE_BUILD := build/native
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt \
            $(shell find src native -type f -name '*.py*' ! -name '*.pyc' -o -type f -name '*.[ch]pp')
 
-.PHONY: help setup demo test lint pytest test-native sanitize format clean
+.PHONY: help setup demo test lint pytest test-slow test-native sanitize format clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,7 +47,10 @@ lint: setup ## ruff, mypy --strict, clang-format
 	$(BIN)/clang-format --dry-run --Werror $$(find native -name '*.[ch]pp')
 
 pytest: setup ## The Python tests
-	$(BIN)/python -m pytest tests -q
+	$(BIN)/python -m pytest tests -q -m "not slow"
+
+test-slow: setup ## The Python tests that take minutes
+	$(BIN)/python -m pytest tests -q -m slow
 
 test-native: ## Native tests under address and undefined-behaviour sanitizers, then under the thread sanitizer
 	PYTHON=$(PYTHON) scripts/system-packages.sh

@@ -6,7 +6,7 @@ the same on every machine.
 
 Speed: microseconds of this machine for ordering and simulating a layer of 60 experts x 3 tensors x 4 shards on 6
 workers, by which states the experts are in and by whether tensors cost the same, and the ratio of the two orders'
-makespans; and the worst case that we know of, in which every task has costs of its own, one block takes all of them,
+makespans; and a bad case, in which every task has costs of its own, one block takes all of them,
 and workers and reads are so well balanced that every position of every task must be simulated.
 
 Run: python benchmarks/scheduler_quality.py [--json docs/results/scheduler_quality.json]
@@ -234,7 +234,7 @@ def main() -> None:
         )
     worst = measure_worst_case(min(arguments.rounds, 50))
     report["speed_worst_case_microseconds"] = worst
-    print(f"worst case known: {worst['cache_affinity']:.0f} us (FIFO {worst['fifo']:.0f} us)")
+    print(f"bad case: {worst['cache_affinity']:.0f} us (FIFO {worst['fifo']:.0f} us)")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")

@@ -116,6 +116,7 @@ void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::
                  uint32_t decode_threads, const std::string& io_mode, const std::string& instruction_set,
                  const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
                  const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes,
+                 const std::string& policy, double half_life_steps, uint32_t requests_per_step, uint64_t seed,
                  const std::optional<PoolsTuple>& pools) {
   EngineOptions options;
   options.verify = parse_verify_mode(verify);
@@ -134,6 +135,8 @@ void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::
     options.size_classes.at(static_cast<size_t>(size_class)).slot_limit += 1;
   }
   options.scratch_bytes = scratch_bytes;
+  options.eviction_policy = policy;
+  options.policy_parameters = {half_life_steps, requests_per_step, seed};
   if (pools) options.pools = pool_options(*pools);
   nb::gil_scoped_release release;
   new (self) ProcessBoundEngine(table, std::move(options));
@@ -293,6 +296,8 @@ void bind_engine(nb::module_& module) {
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
       .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a,
            "io_mode"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
+           "policy"_a = "lru", "half_life_steps"_a = PolicyParameters{}.half_life_steps,
+           "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
            "pools"_a = nb::none(),
            "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "
            "classes: (classes: (F slot bytes, slot bytes of each part, staged experts), groups: (class, records, slots "

@@ -5,5 +5,7 @@ NB_MODULE(_native, module) {
   module.doc() = "Native core of ZipMoE: codecs, direct reads, expert cache, scheduler";
   zipmoe::bind_codecs(module);
   zipmoe::bind_engine(module);
+  zipmoe::bind_cache(module);
+  zipmoe::bind_profile(module);
   zipmoe::bind_schedule(module);
 }

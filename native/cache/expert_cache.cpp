@@ -9,7 +9,8 @@
 namespace zipmoe {
 
 ExpertCache::ExpertCache(Arena& arena, uint64_t base_offset, std::vector<SizeClass> classes,
-                         std::vector<uint32_t> class_of_record, std::string_view policy)
+                         std::vector<uint32_t> class_of_record, std::string_view policy,
+                         const PolicyParameters& parameters)
     : arena_(arena), classes_(std::move(classes)) {
   const auto record_count = static_cast<uint32_t>(class_of_record.size());
   uint64_t offset = round_up(base_offset, kHugePageBytes);
@@ -19,7 +20,7 @@ ExpertCache::ExpertCache(Arena& arena, uint64_t base_offset, std::vector<SizeCla
     }
     Pool pool;
     pool.offset = offset;
-    pool.policy = make_eviction_policy(policy, record_count);
+    pool.policy = make_eviction_policy(policy, record_count, parameters);
     pools_.push_back(std::move(pool));
     offset = round_up(offset + size_class.slot_bytes * size_class.slot_limit, kHugePageBytes);
   }
@@ -63,7 +64,18 @@ const uint8_t* ExpertCache::data(RecordIndex record) const {
   return slot_data(found.size_class, found.slot);
 }
 
-std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class) const {
+void ExpertCache::requested(std::span<const RecordIndex> records) {
+  // Every policy hears of every request, be it of none of its records: requests are their clock.
+  for (uint32_t size_class = 0; size_class < pools_.size(); ++size_class) {
+    std::vector<RecordIndex> own;
+    for (const RecordIndex record : records) {
+      if (cached_entry(record).size_class == size_class) own.push_back(record);
+    }
+    pools_[size_class].policy->requested(own);
+  }
+}
+
+std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class) {
   return pools_[size_class].policy->victim([this](RecordIndex record) { return entries_[record].pins == 0; });
 }
 

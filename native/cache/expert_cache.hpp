@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -26,10 +27,13 @@ class ExpertCache {
 
   // `base_offset`: where in the arena the pool begins. `class_of_record` has one entry per record.
   ExpertCache(Arena& arena, uint64_t base_offset, std::vector<SizeClass> classes, std::vector<uint32_t> class_of_record,
-              std::string_view policy);
+              std::string_view policy, const PolicyParameters& parameters = {});
 
   // Address space that a pool of these classes needs at most.
   static uint64_t reserved_bytes(const std::vector<SizeClass>& classes);
+
+  // A sparse layer asks for these distinct records: the policies count them, whether they are resident or not.
+  void requested(std::span<const RecordIndex> records);
 
   bool resident(RecordIndex record) const { return entry(record).state == State::resident; }
   bool pinned(RecordIndex record) const { return entry(record).pins > 0; }
@@ -74,7 +78,7 @@ class ExpertCache {
   const Entry& entry(RecordIndex record) const;
   Entry& cached_entry(RecordIndex record);
   uint8_t* slot_data(uint32_t size_class, uint32_t slot) const;
-  std::optional<RecordIndex> victim(uint32_t size_class) const;
+  std::optional<RecordIndex> victim(uint32_t size_class);
 
   Arena& arena_;
   std::vector<SizeClass> classes_;

@@ -30,7 +30,7 @@ void LeastRecentlyUsed::used(RecordIndex record) {
 
 void LeastRecentlyUsed::removed(RecordIndex record) { unlink(record); }
 
-std::optional<RecordIndex> LeastRecentlyUsed::victim(const std::function<bool(RecordIndex)>& evictable) const {
+std::optional<RecordIndex> LeastRecentlyUsed::victim(const Predicate& evictable) {
   for (RecordIndex record = links_[sentinel_].newer; record != sentinel_; record = links_[record].newer) {
     if (evictable(record)) return record;
   }

@@ -14,7 +14,7 @@ class LeastRecentlyUsed final : public EvictionPolicy {
   void admitted(RecordIndex record) override;
   void used(RecordIndex record) override;
   void removed(RecordIndex record) override;
-  std::optional<RecordIndex> victim(const std::function<bool(RecordIndex)>& evictable) const override;
+  std::optional<RecordIndex> victim(const Predicate& evictable) override;
 
  private:
   struct Link {

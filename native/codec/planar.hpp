@@ -23,6 +23,12 @@ class PlanarCodec : public Codec {
                    InstructionSet instruction_set) const final;
   RowRange split_at(const MatrixView& matrix, uint64_t row) const final;
 
+  // Decompresses one shard alone: fills `raw` (its rows * columns exponents) exactly, or throws FormatError. The codec
+  // must be available.
+  void decompress_exponents(std::span<const uint8_t> compressed, std::span<uint8_t> raw) const {
+    decompress_shard(compressed, raw);
+  }
+
  protected:
   // Upper bound of the compressed bytes of a shard. Throws std::invalid_argument for more than the library can take.
   virtual uint64_t compressed_bytes_max(uint64_t raw_bytes) const = 0;

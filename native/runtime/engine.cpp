@@ -127,7 +127,7 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
     lay_out_pools(offset);
   } else {
     cache_ = std::make_unique<ExpertCache>(*arena_, offset, options_.size_classes, options_.class_of_record,
-                                           options_.eviction_policy);
+                                           options_.eviction_policy, options_.policy_parameters);
   }
   decoder_ = std::make_unique<RowDecoder>(table_.codec(), options_.instruction_set, options_.decode_threads);
   if (!reader) reader = make_reader(table_, options_);

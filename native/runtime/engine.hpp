@@ -43,7 +43,8 @@ struct EngineOptions {
   std::vector<SizeClass> size_classes;
   std::vector<uint32_t> class_of_record;  // ExpertCache::kNotCached: resident from the start (dense)
   std::vector<uint64_t> scratch_bytes;    // one buffer each
-  std::string eviction_policy = "lru";
+  std::string eviction_policy = "lru";    // one of eviction_policy_names()
+  PolicyParameters policy_parameters;
   std::optional<EnginePools> pools;  // then there are no size classes, and the class of every expert is 0
 };
 

@@ -8,6 +8,7 @@ namespace zipmoe {
 ExpertRequest::ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vector<RecordIndex> records,
                              HandOutOrder order)
     : cache_(cache), loader_(loader), order_(order), left_(records.size()) {
+  cache_.requested(records);
   items_.reserve(records.size());
   for (uint32_t i = 0; i < records.size(); ++i) {
     const bool hit = cache_.resident(records[i]);

@@ -16,6 +16,9 @@ class RowDecoder {
   RowDecoder(const Codec& codec, InstructionSet instruction_set, uint32_t threads)
       : codec_(codec), instruction_set_(instruction_set), workers_(threads) {}
 
+  // Threads that decode, the caller included.
+  uint32_t threads() const { return workers_.threads(); }
+
   // Rows row_begin .. row_end - 1 into `out` [row_end - row_begin][columns].
   void decode(const MatrixView& view, uint64_t row_begin, uint64_t row_end, uint16_t* out);
   // Rows of a matrix that is cut into `blocks` of consecutive rows (all with the same columns): those with the given

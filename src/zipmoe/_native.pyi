@@ -80,6 +80,10 @@ class Engine:
         size_classes: Sequence[tuple[int, int]],
         class_of_record: Sequence[int],
         scratch_bytes: Sequence[int],
+        policy: str = "lru",
+        half_life_steps: float = 16.0,
+        requests_per_step: int = 1,
+        seed: int = 0,
         pools: tuple[
             Sequence[tuple[int, Sequence[int], int]],
             Sequence[tuple[int, Sequence[int], Sequence[int]]],
@@ -119,6 +123,74 @@ class Engine:
     def resident(self, record: int) -> bool: ...
     def counters(self) -> dict[str, int | float]: ...
     def close(self) -> None: ...
+
+# --- cache policies (native/bindings/cache_bindings.cpp) ---
+
+def cache_policies() -> list[str]: ...
+
+class LayerPools:
+    def __init__(
+        self,
+        experts: int,
+        slots: tuple[int, int, int, int],
+        policy: str = "zipmoe",
+        *,
+        tolerance: float | None = None,
+        half_life_steps: float = 16.0,
+        requests_per_step: int = 1,
+        seed: int = 0,
+    ) -> None: ...
+    def access(self, experts: Sequence[int]) -> tuple[list[int], list[tuple[int, int, int]]]: ...
+    @property
+    def residencies(self) -> list[int]: ...
+    @property
+    def tolerance(self) -> float: ...
+# --- profiler (native/bindings/profile_bindings.cpp) ---
+
+class TimedReads:
+    def __init__(self, paths: Sequence[str], mode: str, depth: int) -> None: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def fallback_reason(self) -> str: ...
+    def read(
+        self, places: Sequence[tuple[int, int]], block_bytes: int, memory: npt.NDArray[np.uint8]
+    ) -> tuple[float, int, int]: ...
+
+class TimedWork:
+    def __init__(self, workers: int) -> None: ...
+    @property
+    def workers(self) -> int: ...
+    def decompress(
+        self,
+        codec: str,
+        shards: Sequence[tuple[npt.NDArray[np.uint8], int]],
+        units: int,
+        scratch: npt.NDArray[np.uint8],
+    ) -> float: ...
+    def recombine(
+        self,
+        planes: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]],
+        units: int,
+        scratch: npt.NDArray[np.uint8],
+    ) -> float: ...
+    def read_memory(self, memory: npt.NDArray[np.uint8], units: int) -> float: ...
+    def copy_memory(self, source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8], units: int) -> float: ...
+
+class TimedDecoder:
+    def __init__(self, codec: str, workers: int) -> None: ...
+    @property
+    def workers(self) -> int: ...
+    def decode(
+        self,
+        matrices: Sequence[tuple[int, int, Sequence[npt.NDArray[np.uint8]], Sequence[int]]],
+        units: int,
+        out: npt.NDArray[np.uint16],
+    ) -> float: ...
+
+def drop_cached_pages(path: str, ranges: Sequence[tuple[int, int]]) -> None: ...
+def cached_bytes(path: str, offset: int, length: int) -> int: ...
+def library_version(codec: str) -> str: ...
 
 # --- scheduler (native/bindings/schedule_bindings.cpp, docs/scheduling.md) ---
 

@@ -168,7 +168,7 @@ def test_help_lists_every_command_and_needs_no_torch() -> None:
     script = "import sys; from zipmoe.cli.main import main; main(['--help']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
-    for command in ("pack", "inspect", "verify", "run"):
+    for command in ("pack", "inspect", "verify", "profile", "run"):
         assert re.search(rf"^\s+{command}\s", done.stdout, re.MULTILINE)
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("ortools")
 
 from optimal_makespan import optimal_makespan
-from schedule_instances import TICK_SECONDS, schedule, small_layer, ticks
+from schedule_instances import MISS, TICK_SECONDS, Layer, Task, schedule, small_layer, ticks
 
 
 def check_batch(seeds: range) -> None:
@@ -35,3 +35,16 @@ def test_bound_and_mean() -> None:
 @pytest.mark.slow
 def test_bound_and_mean_on_many() -> None:
     check_batch(range(150, 2150))
+
+
+def test_the_guarantee_needs_tensors_of_like_cost() -> None:
+    """A known counterexample: the paper's u, rho and c are one constant each, here they differ sixtyfold.
+
+    All experts execute equally long, so the order is that of their ids: first 60 ticks of reading, then 60 of
+    decompression, and only then all short tasks and their executions.
+    """
+    costs = [(60, 1), (1, 60), (1, 1), (1, 1), (1, 1), (1, 1)]
+    tasks = tuple(Task(expert, 0, MISS, read, 1, decompress, 0) for expert, (read, decompress) in enumerate(costs))
+    layer = Layer(tasks, dict.fromkeys(range(6), 10), shards=1, workers=1)
+    affinity = ticks(schedule(layer).makespan)
+    assert (affinity, optimal_makespan(layer, 0, affinity)) == (172, 85)  # more than 3 - 1/1 times as long

@@ -1,4 +1,4 @@
-"""Entry point of the command line: ``zipmoe pack | inspect | verify | run``.
+"""Entry point of the command line: ``zipmoe pack | inspect | verify | profile | run | simulate``.
 
 Standard output carries data, standard error everything else. Errors that the user can do something about are one line
 and a hint, with exit code 2 for bad input and 1 for damaged data.
@@ -16,7 +16,9 @@ import typer
 from zipmoe._version import __version__
 from zipmoe.cli.inspect_command import inspect_command
 from zipmoe.cli.pack_command import pack_command
+from zipmoe.cli.profile_command import profile_command
 from zipmoe.cli.run_command import run_command
+from zipmoe.cli.simulate_command import simulate_command
 from zipmoe.cli.verify_command import verify_command
 from zipmoe.errors import ZipMoEError
 
@@ -32,10 +34,17 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
 )
+app.command("pack")(pack_command)
+app.command("inspect")(inspect_command)
+app.command("verify")(verify_command)
+app.command("run")(run_command)
+app.command("simulate")(simulate_command)
 app.command("pack", short_help="Pack a checkpoint, without losing a bit")(pack_command)
 app.command("inspect", short_help="Show what a packed folder contains")(inspect_command)
 app.command("verify", short_help="Check a packed folder, alone or against the original")(verify_command)
+app.command("profile", short_help="Measure this machine for the planner")(profile_command)
 app.command("run", short_help="Generate text from a packed folder")(run_command)
+app.command("simulate", short_help="Replay a routing trace on a machine")(simulate_command)
 
 
 def _print_version(wanted: bool) -> None:

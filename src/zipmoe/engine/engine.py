@@ -69,6 +69,8 @@ class Engine:
         decode_threads: int | None = None,
         io_mode: str = "auto",
         instruction_set: str = "",
+        policy: str = "lru",
+        half_life_steps: float = 16.0,
         pools: PoolSettings | PoolSlots | None = None,
     ) -> None:
         """Reserve memory, open the files and read the dense matrices.
@@ -83,8 +85,12 @@ class Engine:
             decode_threads: threads that decode, the caller included; default: the processors of this process.
             io_mode: ``"auto"`` (direct where possible) or ``"buffered"``.
             instruction_set: of the decoding kernels; default: the widest that is present.
-            pools: experts per sparse layer in the pools F, C, S and E, by what is kept of them in memory. Default: one
-                pool of whole records for all layers, as large as the budget allows.
+            policy: which experts make room for others: ``"lru"`` or another of ``_native.cache_policies()``. Results
+                do not depend on it, only hits and misses do.
+            half_life_steps: for the policy ``"zipmoe"``: steps after which an activation counts half.
+            pools: experts per sparse layer in the pools F, C, S and E, by what is kept of them in memory; they are
+                dispatched by rank, whatever ``policy`` is. Default: one pool of whole records for all layers, as large
+                as the budget allows.
 
         Raises:
             BudgetTooSmallError: the budget is below the floor, or too small for the pools.
@@ -101,6 +107,10 @@ class Engine:
         self._instruction_set = instruction_set or _native.best_instruction_set()
         _one_of("instruction_set", self._instruction_set, tuple(_native.instruction_sets()))
         _one_of("io_mode", io_mode, IO_MODES)
+        self._policy = _one_of("policy", policy, tuple(_native.cache_policies()))
+        if not half_life_steps > 0:
+            raise InvalidArgumentError(f"half_life_steps must be above 0, not {half_life_steps}")
+        self._half_life_steps = half_life_steps
         self.folder = folder
         self.budget = budget
         manifest = folder.manifest
@@ -153,6 +163,9 @@ class Engine:
                 size_classes=[(shape.slot_bytes, count) for shape, count in shapes],
                 class_of_record=class_of_record,
                 scratch_bytes=list(self._plan.scratch_bytes),
+                policy=self._policy,
+                half_life_steps=self._half_life_steps,
+                requests_per_step=max(1, len(self._catalogue.group_numbers)),
                 pools=None if self._pools is None else native_pools(self._pools, self._catalogue.group_numbers),
             )
         except OSError as error:
@@ -264,7 +277,7 @@ class Engine:
 
         Yields:
             (row_begin, row_end, BF16 [row_end - row_begin, columns], 64-byte aligned); the tensor is valid until the
-            next step. Matrices of at most 64 MiB come as one tile. Another iteration by the same thread ends this one.
+            next step. Matrices of at most 32 MiB come as one tile. Another iteration by the same thread ends this one.
 
         Raises:
             InvalidArgumentError: not a packed dense matrix.
@@ -406,6 +419,7 @@ class Engine:
             budget_bytes=self.budget.total_bytes,
             slots=[(slot_bytes, slots) for slot_bytes, slots in self._native.size_classes],
             experts=sum(shape.records for shape in self._plan.size_classes),
+            policy=self._policy,
             pools=self._describe_pools(),
         ).line(mode, combine)
 

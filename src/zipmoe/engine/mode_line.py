@@ -25,6 +25,8 @@ class EngineMode:
     slots: Sequence[tuple[int, int]]
     """(slot bytes, slots) of each size class."""
     experts: int
+    policy: str
+    """Which experts make room."""
     pools: str = ""
     """Pools by what is in memory of an expert; empty: one pool of whole records."""
 
@@ -54,7 +56,8 @@ class EngineMode:
         slot_count = sum(slots for _, slots in self.slots)
         pool_bytes = sum(slot_bytes * slots for slot_bytes, slots in self.slots)
         sizes = " and ".join(f"{slots} x {format_bytes(slot_bytes)}" for slot_bytes, slots in self.slots)
-        return f"pool {format_bytes(pool_bytes)} for {slot_count} of {self.experts} experts ({sizes})"
+        pool = f"pool {format_bytes(pool_bytes)} for {slot_count} of {self.experts} experts ({sizes})"
+        return f"{pool}; policy {self.policy}"
 
 
 def _count(number: int, noun: str) -> str:

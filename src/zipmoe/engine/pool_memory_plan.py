@@ -156,7 +156,7 @@ def pool_line(plan: PoolMemoryPlan, slots: Sequence[PoolSlots], experts: Sequenc
     staged = max(shape.staging for shape in plan.classes)
     return (
         f"pools {describe_slots(slots)} of {count} experts per layer and {staged} staged "
-        f"({format_bytes(pool_bytes)}, reads in {plan.settings.order} order)"
+        f"({format_bytes(pool_bytes)}, reads in {plan.settings.order} order); policy rank dispatch"
     )
 
 

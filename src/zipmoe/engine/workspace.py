@@ -1,7 +1,7 @@
 """Memory that a forward pass needs beside weights and caches: an estimate from the config, with a base reserve.
 
 Calibrated with the 8.1 GB model of the benchmark (hidden size 2048, 4 of 60 experts, shared expert 5632): a prompt of
-1000 tokens took 214 kB per token and 64 MB for a copy of the largest tile in the layout of the matrix kernels.
+1000 tokens took 214 kB per token and as much as the largest tile once more, in the layout of the matrix kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEFAULT_STEP_TOKENS = 512
 more when they come (``Engine.account`` with ``workspace_bytes``)."""
 
 WORKSPACE_BYTES = 128 << 20
-"""Base reserve: activations of a few tokens, a copy of a tile in the kernels' own layout (64 MiB), libraries that are
+"""Base reserve: activations of a few tokens, a copy of a tile in the kernels' own layout (32 MiB), libraries that are
 loaded late (first use of a kernel, about 30 MB), allocator slack, thread stacks, page tables, and the pages that
 buffered reads hold for a moment."""
 

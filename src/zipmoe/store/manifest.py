@@ -16,7 +16,7 @@ JOURNAL_NAME = "zipmoe-pack.journal"
 FORMAT_VERSION = 1
 ALIGNMENT_BYTES = 4096
 SECTION_ALIGNMENT_BYTES = 64
-DENSE_BLOCK_BYTES = 64 << 20
+DENSE_BLOCK_BYTES = 32 << 20
 """A dense matrix is cut into blocks of rows of at most this many bytes of BF16, each packed as a record of its own."""
 RECORD_PREFIX = "zipmoe."
 """Every record is a U8 tensor of this name prefix in its safetensors file."""

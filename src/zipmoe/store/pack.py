@@ -63,7 +63,7 @@ from zipmoe.store.worker_count import worker_count
 
 RECORD_SHARD_SOURCE_BYTES = 4 << 30
 FLUSH_BYTES = 256 << 20
-IN_FLIGHT_BYTES = 600 << 20
+IN_FLIGHT_BYTES = 400 << 20
 """Bound on the memory of records that are being encoded or wait to be written."""
 MEMORY_PER_SOURCE_BYTE = 3.5
 """Source slices, their conversion, the encoded sections and the assembled record, per byte of BF16."""

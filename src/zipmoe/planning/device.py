@@ -1,0 +1,213 @@
+"""The device profile: what `zipmoe profile` measured on a machine, for planner and simulator.
+
+Every rate says what its bytes are. A profile belongs to the machine that it was measured on; `DeviceProfile.doubts`
+tells when it is used on another one or is old.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zipmoe.errors import InvalidArgumentError
+from zipmoe.store.durable_files import write_json
+
+PROFILE_VERSION = 1
+DEFAULT_MAXIMUM_AGE = timedelta(days=30)
+_VERSION_KEY = "zipmoe_device_profile"
+_MEASURE_HINT = "measure this machine: zipmoe profile"
+_GIB = 1 << 30
+
+
+class DeviceProfileError(InvalidArgumentError):
+    """A file is not a device profile, or its values are impossible."""
+
+
+@dataclass(frozen=True)
+class HostFingerprint:
+    """What makes measurements of one machine useless on another."""
+
+    machine: str
+    """Architecture, e.g. ``x86_64``."""
+    processor: str
+    cores: int
+    """Logical cores that this process may use: a smaller share of a machine is another machine."""
+    memory_gib: int
+
+    @property
+    def digest(self) -> str:
+        """Short name, for messages and file names."""
+        text = "\0".join((self.machine, self.processor, str(self.cores), str(self.memory_gib)))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def describe(self) -> str:
+        """For messages."""
+        return f"{self.processor} ({self.machine}), {self.cores} cores, {self.memory_gib} GiB"
+
+
+def host_fingerprint(root: Path = Path("/")) -> HostFingerprint:
+    """Fingerprint of this machine.
+
+    Args:
+        root: directory that holds ``proc`` (tests pass a directory of their own).
+    """
+    cores = len(os.sched_getaffinity(0))
+    return HostFingerprint(
+        platform.machine(),
+        _proc_field(root / "proc/cpuinfo", ("model name", "Model", "Hardware")) or platform.processor() or "unknown",
+        cores,
+        round(int((_proc_field(root / "proc/meminfo", ("MemTotal",)) or "0").split()[0]) * 1024 / _GIB),
+    )
+
+
+def _proc_field(path: Path, names: tuple[str, ...]) -> str | None:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in names and value.strip():
+            return value.strip()
+    return None
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """Measured constants of one machine (and of experts of one size)."""
+
+    name: str
+    """For people: a host name, or ``jetson-orin``."""
+    host: HostFingerprint
+    measured_at: datetime
+    """With time zone."""
+    io_bytes_per_second: Mapping[int, float]
+    """Rate of back-to-back reads by their block size in bytes, each request's own overhead included."""
+    io_latency_seconds: float
+    """From a request on an idle disk to its first byte; paid once by a layer that reads at all."""
+    decompress_bytes_per_second: Mapping[str, float]
+    """Per codec with E-chunks: raw exponent bytes that one worker produces per second."""
+    recombine_bytes_per_second: float
+    """BF16 bytes per second that come out of exponents and SM-chunk, on the resource that also executes."""
+    decode_bytes_per_second: Mapping[str, float]
+    """Per codec without E-chunks: BF16 bytes per second that all workers together decode while an expert executes.
+    A codec that is missing here computes from its packed form, and the execution times hold for it as they are."""
+    exponent_ratio: Mapping[str, float]
+    """rho per codec: compressed bytes of the exponents per raw byte."""
+    execute_seconds_by_tokens: tuple[float, ...]
+    """Entry t-1: seconds to execute one expert, in BF16 and in memory, on t tokens."""
+    execute_expert_bytes: int
+    """BF16 bytes of the expert that this was measured with; experts of other sizes are scaled in proportion."""
+    workers: int
+    """L: decompression workers."""
+    memory_bytes_per_second: float
+    """Sequential read bandwidth of memory."""
+
+    def __post_init__(self) -> None:
+        rates = [
+            *self.io_bytes_per_second.values(),
+            *self.decompress_bytes_per_second.values(),
+            *self.decode_bytes_per_second.values(),
+            *self.exponent_ratio.values(),
+            *self.execute_seconds_by_tokens,
+            self.recombine_bytes_per_second,
+            self.memory_bytes_per_second,
+        ]
+        if not all(math.isfinite(rate) and rate > 0 for rate in rates):
+            raise DeviceProfileError(f"device profile {self.name!r}: rates and times must be positive")
+        if not (math.isfinite(self.io_latency_seconds) and self.io_latency_seconds >= 0):
+            raise DeviceProfileError(f"device profile {self.name!r}: a latency cannot be {self.io_latency_seconds}")
+        if not self.io_bytes_per_second or min(self.io_bytes_per_second) <= 0:
+            raise DeviceProfileError(f"device profile {self.name!r}: no disk rate for any block size")
+        if not self.execute_seconds_by_tokens or self.execute_expert_bytes <= 0:
+            raise DeviceProfileError(f"device profile {self.name!r}: no execution times")
+        if self.workers < 1:
+            raise DeviceProfileError(f"device profile {self.name!r}: {self.workers} workers")
+        if self.measured_at.tzinfo is None:
+            raise DeviceProfileError(f"device profile {self.name!r}: the time of measurement has no time zone")
+
+    def read_seconds(self, read_bytes: int) -> float:
+        """Seconds that a read of this length occupies the disk for, its rate interpolated over log block size."""
+        if read_bytes == 0:
+            return 0.0
+        blocks = sorted(self.io_bytes_per_second)
+        rates = [self.io_bytes_per_second[block] for block in blocks]
+        return read_bytes / float(np.interp(math.log(read_bytes), np.log(blocks), rates))
+
+    def doubts(
+        self,
+        now: datetime | None = None,
+        host: HostFingerprint | None = None,
+        maximum_age: timedelta = DEFAULT_MAXIMUM_AGE,
+    ) -> list[str]:
+        """Reasons not to trust this profile here and now, as sentences; none if it is this machine's and fresh."""
+        now = datetime.now(UTC) if now is None else now
+        host = host_fingerprint() if host is None else host
+        doubts = []
+        if self.host != host:
+            doubts.append(f"it was measured on {self.host.describe()}, but this is {host.describe()}")
+        age = now - self.measured_at
+        if age > maximum_age:
+            doubts.append(f"it is {age.days} days old")
+        if age < -timedelta(minutes=5):
+            doubts.append(f"it claims to come from the future ({self.measured_at.isoformat()})")
+        return doubts
+
+    def save(self, path: Path) -> None:
+        """Write the profile as JSON; the file is complete or not there."""
+        value = asdict(self)
+        value["measured_at"] = self.measured_at.isoformat()
+        value["io_bytes_per_second"] = {str(block): rate for block, rate in self.io_bytes_per_second.items()}
+        write_json(path, {_VERSION_KEY: PROFILE_VERSION, **value})
+
+    @classmethod
+    def load(cls, path: Path) -> DeviceProfile:
+        """Read a profile.
+
+        Raises:
+            DeviceProfileError: unreadable, of another version, with missing, unknown or impossible values.
+        """
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DeviceProfileError(
+                f"{path} cannot be read as a device profile: {error}", hint=_MEASURE_HINT
+            ) from error
+        if not isinstance(value, dict) or value.pop(_VERSION_KEY, None) != PROFILE_VERSION:
+            raise DeviceProfileError(f"{path} is not a device profile of version {PROFILE_VERSION}", hint=_MEASURE_HINT)
+        try:
+            return cls(**_parsed(value))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DeviceProfileError(f"{path} is damaged: {error}", hint=_MEASURE_HINT) from error
+        except DeviceProfileError as error:
+            raise DeviceProfileError(f"{path}: {error}", hint=_MEASURE_HINT) from error
+
+
+def _parsed(value: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(DeviceProfile)}
+    if value.keys() != names:
+        different = ", ".join(sorted(value.keys() ^ names))
+        raise ValueError(f"missing or unknown keys: {different}")
+    parsed = dict(value)
+    parsed["host"] = HostFingerprint(**value["host"])
+    parsed["measured_at"] = datetime.fromisoformat(value["measured_at"])
+    parsed["io_bytes_per_second"] = {int(block): float(rate) for block, rate in value["io_bytes_per_second"].items()}
+    for name in ("decompress_bytes_per_second", "decode_bytes_per_second", "exponent_ratio"):
+        parsed[name] = {codec: float(rate) for codec, rate in value[name].items()}
+    for name in ("io_latency_seconds", "recombine_bytes_per_second", "memory_bytes_per_second"):
+        parsed[name] = float(value[name])
+    for name in ("execute_expert_bytes", "workers"):
+        if not isinstance(value[name], int):
+            raise ValueError(f"{name} is not an integer")
+    parsed["execute_seconds_by_tokens"] = tuple(float(seconds) for seconds in value["execute_seconds_by_tokens"])
+    return parsed

@@ -1,0 +1,99 @@
+"""From everything that was measured to the constants that planner and simulator use."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+
+import numpy as np
+
+from zipmoe.errors import InvalidArgumentError
+from zipmoe.planning.device import DeviceProfile
+from zipmoe.profiling.estimate import Estimate
+from zipmoe.profiling.report import ProfileReport, ReadRate
+
+ENGINE_QUEUE_DEPTH = 4
+"""Reads that the engine keeps under way."""
+
+
+def device_profile(report: ProfileReport) -> DeviceProfile:
+    """The constants of ``report``'s machine, disk and experts.
+
+    Disk rates are those of direct reads (buffered ones where there are none) at the engine's queue depth; times for
+    numbers of tokens between those measured are interpolated linearly.
+
+    Raises:
+        InvalidArgumentError: something that the planner needs was left out for lack of time.
+    """
+    mode = "buffered" if report.direct_refusal else "direct"
+    reads = [read for read in report.reads if read.mode == mode]
+    missing = [
+        what
+        for what, found in (
+            ("disk rates", reads),
+            ("latency", report.latency_seconds.get(mode)),
+            ("recombination", report.recombine_bytes_per_second),
+            ("execution", report.execution),
+            ("memory", [rate for rate in report.memory if rate.step == "read"]),
+        )
+        if not found
+    ]
+    missing += [
+        f"decompression of {codec.key}"
+        for codec in report.codecs
+        if codec.of_folder and codec.separable and 1 not in codec.decompress_bytes_per_second
+    ]
+    if missing:
+        raise InvalidArgumentError(
+            f"the time was too short to measure {', '.join(missing)}", hint="give more with --seconds"
+        )
+    return DeviceProfile(
+        name=platform.node() or "this machine",
+        host=report.provenance.host,
+        measured_at=report.provenance.measured_at,
+        io_bytes_per_second=disk_rates(reads),
+        io_latency_seconds=report.latency_seconds[mode].median,
+        decompress_bytes_per_second={
+            codec.key: codec.decompress_bytes_per_second[1].median
+            for codec in report.codecs
+            if 1 in codec.decompress_bytes_per_second
+        },
+        recombine_bytes_per_second=_of_fewest(report.recombine_bytes_per_second).median,
+        decode_bytes_per_second={
+            codec.key: _of_most(codec.decode_bytes_per_second).median
+            for codec in report.codecs
+            if not codec.separable and codec.decode_bytes_per_second
+        },
+        exponent_ratio={codec.key: codec.exponent_ratio for codec in report.codecs if codec.exponent_ratio > 0},
+        execute_seconds_by_tokens=_every_number_of_tokens(report),
+        execute_expert_bytes=report.expert.bfloat16_bytes,
+        workers=report.workers,
+        memory_bytes_per_second=max(
+            (rate for rate in report.memory if rate.step == "read"), key=lambda rate: rate.workers
+        ).bytes_per_second.median,
+    )
+
+
+def disk_rates(reads: list[ReadRate]) -> dict[int, float]:
+    """Rate by block size: of the depths measured, the largest that is not above the engine's."""
+    rates: dict[int, tuple[int, float]] = {}
+    for read in reads:
+        depth, _ = rates.get(read.block_bytes, (0, 0.0))
+        if depth < read.depth <= ENGINE_QUEUE_DEPTH:
+            rates[read.block_bytes] = read.depth, read.bytes_per_second.median
+    return {block: rate for block, (_, rate) in sorted(rates.items())}
+
+
+def _every_number_of_tokens(report: ProfileReport) -> tuple[float, ...]:
+    tokens = [time.tokens for time in report.execution]
+    seconds = [time.seconds.median for time in report.execution]
+    every = np.interp(np.arange(1, max(tokens) + 1), tokens, seconds)
+    return tuple(float(value) for value in every)
+
+
+def _of_fewest(rates: Mapping[int, Estimate]) -> Estimate:
+    return rates[min(rates)]
+
+
+def _of_most(rates: Mapping[int, Estimate]) -> Estimate:
+    return rates[max(rates)]

@@ -1,0 +1,119 @@
+"""p: seconds to execute one expert, by the number of tokens that are routed to it.
+
+The products are those of exact mode: ``torch.nn.functional.linear`` of BF16 rows with each matrix of the expert, the
+weights marked as parameters are (torch chooses kernels by it). Gating and the rest of the expert are a thousandth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from zipmoe.profiling.rounds import Clock
+from zipmoe.profiling.touched_memory import TouchedMemory
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64)
+LEAST_WEIGHT_BYTES = 96 << 20
+"""Different experts are executed in turn, at least this much of them, so that weights come from memory as they do in a
+model."""
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The matrices of one expert: BF16 [rows, columns] each."""
+
+    matrices: tuple[torch.Tensor, ...]
+
+
+LARGEST_NUMBER_OF_EXPERTS = 4096
+"""Experts are not multiplied further than this: those of toy models stay in the caches, as they do when they run."""
+
+
+def experts_in_turn(expert_bytes: int) -> int:
+    """How many experts of this many BF16 bytes are executed in turn."""
+    return min(LARGEST_NUMBER_OF_EXPERTS, -(-LEAST_WEIGHT_BYTES // expert_bytes))
+
+
+def execution_memory_bytes(expert_bytes: int, matrices: int) -> int:
+    """Memory for these experts, each of ``matrices`` matrices."""
+    return experts_in_turn(expert_bytes) * (expert_bytes + 4096 * matrices)
+
+
+def expert_weights(
+    shapes: Sequence[tuple[str, int, int]], sample: npt.NDArray[np.uint16], memory: TouchedMemory
+) -> list[ExpertWeights]:
+    """Experts of these shapes in ``memory``, filled with the weights of ``sample`` (uint16 [n]) over and over."""
+    expert_bytes = 2 * sum(rows * columns for _, rows, columns in shapes)
+    experts = []
+    for _ in range(experts_in_turn(expert_bytes)):
+        matrices = []
+        for _, rows, columns in shapes:
+            patterns = memory.take(2 * rows * columns).view(np.uint16)
+            for begin in range(0, patterns.size, sample.size):
+                part = patterns[begin : begin + sample.size]
+                part[:] = sample[: part.size]
+            weights = torch.from_numpy(patterns.view(np.int16)).view(torch.bfloat16).view(rows, columns)
+            matrices.append(weights.detach().requires_grad_())
+        experts.append(ExpertWeights(tuple(matrices)))
+    return experts
+
+
+class ExecutionProbe:
+    """One expert on some tokens; unit: one execution."""
+
+    def __init__(
+        self, tokens: int, experts: Sequence[ExpertWeights], clock: Clock = time.perf_counter, seed: int = 0
+    ) -> None:
+        """Make the inputs; ``experts`` are executed in turn."""
+        self.tokens = tokens
+        self._experts = experts
+        self._clock = clock
+        self._next = 0
+        self.executions: list[float] = []
+        """Seconds of every execution, the warm-up's included: a waiting thread of torch's pool makes a few of them
+        a thousand times longer on a busy machine, which a median over means would not forgive."""
+        generator = torch.Generator().manual_seed(seed)
+        widths = {int(matrix.shape[1]) for matrix in experts[0].matrices}
+        self._inputs = {
+            width: torch.randn(tokens, width, generator=generator).to(torch.bfloat16) for width in sorted(widths)
+        }
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"execution of one expert on {self.tokens} {'token' if self.tokens == 1 else 'tokens'}"
+
+    @property
+    def family(self) -> str:
+        """Alone: torch changes kernels with the number of tokens."""
+        return self.label
+
+    @property
+    def work_per_unit(self) -> float:
+        """One execution."""
+        return 1.0
+
+    @property
+    def least_units(self) -> int:
+        """One."""
+        return 1
+
+    def run(self, units: int) -> float:
+        """Execute ``units`` experts."""
+        total = 0.0
+        with torch.no_grad():
+            for _ in range(units):
+                expert = self._experts[self._next % len(self._experts)]
+                self._next += 1
+                began = self._clock()
+                for weights in expert.matrices:
+                    functional.linear(self._inputs[weights.shape[1]], weights)
+                self.executions.append(self._clock() - began)
+                total += self.executions[-1]
+        return total
