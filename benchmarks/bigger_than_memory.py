@@ -99,7 +99,8 @@ class Bench:
     def verify(self, folder: Path) -> None:
         """Every decoded tensor against the source."""
         figures, out, err = self.zipmoe(PACK_LIMIT, "verify", str(folder), "--against", str(self.model))
-        self.report.promise("every tensor equals the source bit for bit", (out or err).strip(), figures["rc"] == 0)
+        said = (out or err).strip().replace(f"{self.work}/", "")
+        self.report.promise("every tensor equals the source bit for bit", said, figures["rc"] == 0)
 
     def plain_tokens(self) -> list[int]:
         """Greedy tokens of plain Transformers with 20 GB."""

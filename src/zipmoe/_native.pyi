@@ -145,6 +145,7 @@ class LayerPools:
     def residencies(self) -> list[int]: ...
     @property
     def tolerance(self) -> float: ...
+
 # --- profiler (native/bindings/profile_bindings.cpp) ---
 
 class TimedReads:

@@ -45,8 +45,8 @@ from zipmoe.profiling.report import (
 )
 from zipmoe.profiling.rounds import Clock, Probe, RoundResults, run_rounds
 from zipmoe.profiling.touched_memory import TouchedMemory
-from zipmoe.store.record_shard import pack_identity
 from zipmoe.store.packed_folder import PackedFolder
+from zipmoe.store.record_shard import pack_identity
 
 DEFAULT_SECONDS = 40.0
 LEAST_SECONDS = 1.0

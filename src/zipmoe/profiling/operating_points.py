@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zipmoe.codecs.registry import HUFFMAN_LEVEL, codec_names, get_codec, settings_from_options
 from zipmoe.codecs.codec_settings import CodecSettings
+from zipmoe.codecs.registry import HUFFMAN_LEVEL, codec_names, get_codec, settings_from_options
 
 
 @dataclass(frozen=True)
