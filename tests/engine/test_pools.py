@@ -315,3 +315,10 @@ def test_a_fused_codec_has_the_pools_f_and_c(model: PackedModel) -> None:
         assert counters.full_hits > 0 and counters.compressed_hits > 0
         assert (counters.exponent_read_bytes, counters.sign_mantissa_read_bytes) == (0, 0)
     assert sum(rows * columns for rows, columns in SHAPES.values()) * 2 == full_bytes(model.record(0, 0))
+
+
+@pytest.mark.parametrize("option", [{"policy": "fifo"}, {"half_life_steps": 3.0}])
+def test_options_of_the_single_pool_are_refused_beside_pools(planar: PackedModel, option: dict[str, object]) -> None:
+    settings = PoolSettings(PoolSlots(compressed=2))
+    with pytest.raises(InvalidArgumentError, match="single pool"):
+        Engine(planar.folder, budget_of(planar, settings), pools=settings, **option)  # type: ignore[arg-type]

@@ -31,6 +31,8 @@ from zipmoe.errors import (
 )
 from zipmoe.store.packed_folder import PackedFolder
 
+DEFAULT_POLICY = "lru"
+DEFAULT_HALF_LIFE_STEPS = 16.0
 DEFAULT_IO_THREADS = 4
 """Chunks of 4 MiB in flight: enough for the disk's queue, and checksums run beside the reads."""
 DECODED_TENSORS = "decoded tensors in use"
@@ -69,8 +71,8 @@ class Engine:
         decode_threads: int | None = None,
         io_mode: str = "auto",
         instruction_set: str = "",
-        policy: str = "lru",
-        half_life_steps: float = 16.0,
+        policy: str = DEFAULT_POLICY,
+        half_life_steps: float = DEFAULT_HALF_LIFE_STEPS,
         pools: PoolSettings | PoolSlots | None = None,
     ) -> None:
         """Reserve memory, open the files and read the dense matrices.
@@ -89,7 +91,7 @@ class Engine:
                 do not depend on it, only hits and misses do.
             half_life_steps: for the policy ``"zipmoe"``: steps after which an activation counts half.
             pools: experts per sparse layer in the pools F, C, S and E, by what is kept of them in memory; they are
-                dispatched by rank, whatever ``policy`` is. Default: one pool of whole records for all layers, as large
+                dispatched by rank, not by ``policy``. Default: one pool of whole records for all layers, as large
                 as the budget allows.
 
         Raises:
@@ -108,6 +110,11 @@ class Engine:
         _one_of("instruction_set", self._instruction_set, tuple(_native.instruction_sets()))
         _one_of("io_mode", io_mode, IO_MODES)
         self._policy = _one_of("policy", policy, tuple(_native.cache_policies()))
+        if pools is not None and (policy, half_life_steps) != (DEFAULT_POLICY, DEFAULT_HALF_LIFE_STEPS):
+            raise InvalidArgumentError(
+                "policy and half_life_steps are of the single pool; pools are dispatched by rank",
+                hint="leave them out, and give the half-life of the pools in PoolSettings",
+            )
         if not half_life_steps > 0:
             raise InvalidArgumentError(f"half_life_steps must be above 0, not {half_life_steps}")
         self._half_life_steps = half_life_steps
