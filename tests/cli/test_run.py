@@ -171,3 +171,32 @@ def test_damage_is_met_as_a_named_error_and_no_token_follows(
     assert (code, out.strip()) == (1, "")
     assert "packed-00001" in err
     assert "zipmoe.model.layers.0.mlp.experts." in err
+
+
+def test_recorded_trace_is_the_routing_of_plain_transformers(
+    talking_source: Path, talking_packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from zipmoe.planning.trace import read_trace
+
+    path = tmp_path / "routing.jsonl"
+    options = ["--memory", "8GB", "--prompt-ids", "5 6 7 8", "--max-new-tokens", 4, "--ignore-eos", "--json"]
+    code, out, err = _run(capsys, talking_packed, *options, "--record-trace", path)
+    assert code == 0, err
+    trace = read_trace(path)
+    assert (trace.header.experts, trace.header.top_k) == ((6, 6), 3)
+    assert [step.tokens for step in trace.steps] == [4, 1, 1, 1]
+
+    model = AutoModelForCausalLM.from_pretrained(talking_source)
+    ids = torch.tensor([[5, 6, 7, 8, *json.loads(out)["tokens"]]])
+    chosen: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _m, _i, output: chosen.append(output[2]))
+    with torch.inference_mode():
+        model(ids[:, :4])
+    assert [layer for layer in trace.steps[0].layers] == [tuple(sorted(set(c.flatten().tolist()))) for c in chosen]
+
+    code, _, err = _run(capsys, talking_packed, *options, "--record-trace", path)
+    assert code == 2
+    assert "exists already" in err

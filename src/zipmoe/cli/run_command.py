@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,10 +62,15 @@ def run_command(
     ] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Seed for sampling; needs a temperature [default: 0]")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end-of-text token")] = False,
+    record_trace: Annotated[
+        Path | None, typer.Option(help="Write which experts every layer activates to this new file, for simulate")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
     _check_options(memory, prompt, prompt_ids, chat, max_new_tokens, temperature, top_p, seed, combine)
+    if record_trace is not None:
+        _check_new_file(record_trace)
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
     if pools is not None:
         from zipmoe.engine.pool_slots import PoolSlots
@@ -80,6 +86,7 @@ def run_command(
 
     import zipmoe
     from zipmoe.cli.token_stream import TokenStream
+    from zipmoe.hf.trace_recording import record_trace as record_routing
 
     transformers_logging.set_verbosity_error()
     if not sys.stderr.isatty():
@@ -100,7 +107,8 @@ def run_command(
     options = _generation_options(model, GenerationConfig, max_new_tokens, temperature, top_p, ignore_eos)
     torch.manual_seed(seed or 0)
     stream = TokenStream(tokenizer, model.zipmoe_engine.statistics, sys.stdout if not as_json else None)
-    new_ids, report = _generate(model, inputs, options, stream)
+    with record_routing(model, record_trace) if record_trace is not None else nullcontext():
+        new_ids, report = _generate(model, inputs, options, stream)
     if as_json:
         text = tokenizer.decode(new_ids, skip_special_tokens=True) if tokenizer is not None else None
         typer.echo(
@@ -156,6 +164,14 @@ def _check_options(
         raise InvalidArgumentError("--chat needs --prompt, not --prompt-ids")
     if memory is not None:
         parse_bytes(memory)
+
+
+def _check_new_file(path: Path) -> None:
+    from zipmoe.errors import InvalidArgumentError
+
+    if path.exists() or not path.parent.is_dir():
+        why = "exists already" if path.exists() else "lies in no folder"
+        raise InvalidArgumentError(f"--record-trace {str(path)!r} {why}", hint="name a new file")
 
 
 def _generate(model: Any, inputs: torch.Tensor, options: Any, stream: Any) -> tuple[list[int], RunReport]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -103,6 +103,8 @@ class Engine:
         self._process = os.getpid()
         self._access = ExclusiveAccess()
         self._request: ExpertRequest | None = None
+        self.request_observer: Callable[[str, Sequence[int]], None] | None = None
+        """Called with the group's path and the ids of every request, while somebody records routing."""
         self._decode_threads = _positive("decode_threads", decode_threads, len(os.sched_getaffinity(0)))
         self._io_threads = _positive("io_threads", io_threads, DEFAULT_IO_THREADS)
         self._verify = _one_of("verify", verify, VERIFY_MODES)
@@ -214,6 +216,8 @@ class Engine:
         distinct = list(dict.fromkeys(expert_ids))
         if tokens is not None and not len(tokens) == len(expert_ids) == len(distinct):
             raise InvalidArgumentError("numbers of tokens are given for distinct experts, one for each")
+        if self.request_observer is not None:
+            self.request_observer(group.path, distinct)
         return ExpertRequest(self, group, distinct, ascending, list(tokens or ()))
 
     def matrix(self, group: GroupHandle, expert_id: int, name: str) -> torch.Tensor:

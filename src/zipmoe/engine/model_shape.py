@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts", "moe_k")
 HIDDEN_SIZE = ("hidden_size", "d_model", "n_embd")
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 _NESTED = ("attn_config", "ffn_config", "attention")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zipmoe.engine.model_shape import HIDDEN_SIZE, dtype_bytes, first, largest, text_config, value
+from zipmoe.engine.model_shape import EXPERTS_PER_TOKEN, HIDDEN_SIZE, dtype_bytes, first, largest, text_config, value
 
 DEFAULT_STEP_TOKENS = 512
 """Tokens of one step (prompt length times batch) that the workspace is reserved for at start; longer prompts reserve
@@ -34,7 +34,6 @@ _INTERMEDIATE_SIZE = (
     "ffn_hidden_size",
     "d_ff",
 )
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts", "moe_k")
 _VOCABULARY = ("vocab_size",)
 _HEADS = ("num_attention_heads", "n_heads", "num_heads", "n_head", "decoder_attention_heads", "encoder_attention_heads")
 _KERNELS_WITHOUT_SCORES = ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -60,7 +59,7 @@ def workspace_bytes(config: Any | None, step_tokens: int, logit_rows: int = 1) -
     config = text_config(config)
     hidden = first(config, HIDDEN_SIZE) or 4096
     intermediate = largest(config, _INTERMEDIATE_SIZE) or 4 * hidden
-    experts = largest(config, _EXPERTS_PER_TOKEN) or 1
+    experts = largest(config, EXPERTS_PER_TOKEN) or 1
     values = (HIDDEN_COPIES + HIDDEN_COPIES_PER_EXPERT * experts) * hidden + INTERMEDIATE_COPIES * intermediate
     logits = logit_rows * (first(config, _VOCABULARY) or 0)
     return WORKSPACE_BYTES + _LOGIT_BYTES * logits + dtype_bytes(config) * step_tokens * values

@@ -38,7 +38,7 @@ class _BudgetWatch:
         self._initial = {name: engine.budget.reserved(name) for name in (KV_CACHE, WORKSPACE)}
 
     def before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        sequences, length = _shape(args, kwargs)
+        sequences, length = call_shape(args, kwargs)
         kept = kwargs.get("logits_to_keep")
         logit_rows = sequences * (kept if isinstance(kept, int) and kept else length)
         workspace = workspace_bytes(self._config, sequences * length, logit_rows)
@@ -121,7 +121,7 @@ def _is_cache(value: Any) -> bool:
     )
 
 
-def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+def call_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
     """(sequences, new tokens of each) of a call."""
     given = next((kwargs[name] for name in _INPUTS if kwargs.get(name) is not None), args[0] if args else None)
     return (given.shape[0], given.shape[1]) if isinstance(given, torch.Tensor) and given.dim() > 1 else (0, 0)
