@@ -16,6 +16,7 @@ import typer
 from zipmoe._version import __version__
 from zipmoe.cli.inspect_command import inspect_command
 from zipmoe.cli.pack_command import pack_command
+from zipmoe.cli.plan_command import plan_command
 from zipmoe.cli.profile_command import profile_command
 from zipmoe.cli.run_command import run_command
 from zipmoe.cli.simulate_command import simulate_command
@@ -43,6 +44,7 @@ app.command("pack", short_help="Pack a checkpoint, without losing a bit")(pack_c
 app.command("inspect", short_help="Show what a packed folder contains")(inspect_command)
 app.command("verify", short_help="Check a packed folder, alone or against the original")(verify_command)
 app.command("profile", short_help="Measure this machine for the planner")(profile_command)
+app.command("plan", short_help="Divide the memory of a run among cache pools")(plan_command)
 app.command("run", short_help="Generate text from a packed folder")(run_command)
 app.command("simulate", short_help="Replay a routing trace on a machine")(simulate_command)
 

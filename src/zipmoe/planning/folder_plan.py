@@ -1,0 +1,74 @@
+"""A plan for a packed folder: its layers' costs on a measured machine, and the popularity of its experts."""
+
+from __future__ import annotations
+
+from zipmoe.codecs.registry import get_codec
+from zipmoe.errors import InvalidArgumentError
+from zipmoe.planning.device import DeviceProfile
+from zipmoe.planning.layer_costs import LayerCosts, TensorBytes
+from zipmoe.planning.partition import CodecCapabilities, ExpertBytes, ExpertState
+from zipmoe.planning.plan_report import PlanReport
+from zipmoe.planning.planner import plan_pools
+from zipmoe.planning.trace import RoutingTrace
+from zipmoe.planning.workload import Workload
+from zipmoe.store.manifest import Manifest
+
+
+def workload_of(manifest: Manifest, top_k: int, trace: RoutingTrace | None, half_life_steps: float) -> Workload:
+    """What the plan is made for: a recorded trace's decoding steps, or, without one, experts that are all alike.
+
+    Args:
+        manifest: of the folder.
+        top_k: experts per token, for the case without a trace.
+        trace: recorded with this model.
+        half_life_steps: of the counts that rank the experts while the model runs.
+
+    Raises:
+        InvalidArgumentError: layers with different numbers of experts, or a trace of another model.
+    """
+    experts = tuple(len(group.records) for group in manifest.expert_groups)
+    if len(set(experts)) != 1:
+        raise InvalidArgumentError(
+            f"the sparse layers have different numbers of experts: {sorted(set(experts))}",
+            hint="such a model runs with its single pool: leave out --pools",
+        )
+    if trace is None:
+        return Workload.uniform(len(experts), experts[0], top_k)
+    if trace.header.experts != experts:
+        raise InvalidArgumentError(
+            f"the trace has layers of {list(trace.header.experts)} experts, the model {list(experts)}",
+            hint="record one with this model: zipmoe run DST --record-trace FILE",
+        )
+    steps = trace.decode_steps()
+    if len(steps.steps) < 4:
+        raise InvalidArgumentError(
+            f"the trace has {len(steps.steps)} steps of one token", hint="record a longer run: --max-new-tokens 200"
+        )
+    return Workload.running(steps, half_life_steps, int(min(len(steps.steps) // 2, half_life_steps)))
+
+
+def plan_folder(
+    manifest: Manifest,
+    profile: DeviceProfile,
+    workload: Workload,
+    layer_budget_bytes: int,
+    pools: tuple[ExpertState, ...] | None = None,
+) -> PlanReport:
+    """Divide the pool memory of each sparse layer of a folder.
+
+    Args:
+        manifest: of the folder.
+        profile: of this machine.
+        workload: see ``workload_of``.
+        layer_budget_bytes: memory for all pools of one layer.
+        pools: restrict the pools; None: all that the codec has.
+    """
+    codec = get_codec(manifest.codec.name)
+    capabilities = CodecCapabilities(codec.separable, codec.fused)
+    records = [record for group in manifest.expert_groups for record in group.records]
+    largest = max(records, key=lambda record: record.length)
+    costs = LayerCosts.from_profile(
+        profile, manifest.codec.name, capabilities, TensorBytes.of_record(largest), manifest.codec.shards
+    )
+    expert = ExpertBytes.from_records(records)
+    return plan_pools(workload, costs, expert, layer_budget_bytes, capabilities=capabilities, pools=pools)
