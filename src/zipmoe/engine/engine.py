@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Self
 import torch
 
 from zipmoe import _native
+from zipmoe.codecs.registry import get_codec
 from zipmoe.engine.budget import EXPERT_POOL, MemoryBudget, format_bytes, itemise
 from zipmoe.engine.decoded_tensors import DecodedTensors
 from zipmoe.engine.dense_loading import load_dense
@@ -124,7 +125,7 @@ class Engine:
         self.budget = budget
         manifest = folder.manifest
         self._catalogue = RecordCatalogue(folder.path, manifest)
-        codec = next(codec for codec in _native.codecs() if codec.name == manifest.codec.name)
+        codec = get_codec(manifest.codec.name)
         self._plan = MemoryPlan.of(manifest, self._decode_threads, separable=codec.separable)
         self._pools: PoolMemoryPlan | None = None
         if pools is not None:

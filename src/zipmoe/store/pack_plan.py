@@ -353,10 +353,10 @@ def _reason_to_copy(
         return f"smaller than {min_dense_bytes >> 10} KiB"
     if unit.converter is None and len(infos) > 1:
         return "stored under several names"
-    path, _, leaf = target.rpartition(".")
-    module = model.get_submodule(path)
-    if leaf != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
+    if not _is_plain_matrix_module(model, target):
         return "not the weight of a linear layer or an embedding"
+    path = target.removesuffix(".weight")
+    module = model.get_submodule(path)
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "embedding with max_norm, which changes its own weights"
     if unit.converter is not None:
