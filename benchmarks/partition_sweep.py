@@ -159,10 +159,11 @@ def table(budgets: list[dict[str, Any]]) -> str:
     lines = []
     for budget in budgets:
         lines += [
-            f"**{budget['memory']}**: the plan takes {budget['chosen_over_best']:.3f} times the best measured partition; "
-            f"predicted / measured {budget['predicted_over_measured']:.2f}; planned in {budget['planning_seconds']:.1f} s.",
+            f"**{budget['memory']}**: the plan takes {budget['chosen_over_best']:.3f} times the best measured one; "
+            f"predicted / measured {budget['predicted_over_measured']:.2f}; "
+            f"planned in {budget['planning_seconds']:.1f} s.",
             "",
-            "| experts per layer | predicted ms/token | measured ms/token | predicted/measured | of the best | peak GB |",
+            "| experts per layer | predicted ms/token | measured | predicted / measured | of the best | peak GB |",
             "|---|---|---|---|---|---|",
         ]
         rows = sorted(budget["partitions"], key=lambda row: row["measured_seconds"])
