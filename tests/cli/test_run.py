@@ -108,6 +108,8 @@ def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.Captu
         (["--memory", "8GB", "--prompt", "a", "--combine", "alphabetical"], "alphabetical"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=all"], "'C=all' does not say"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=1,S=1"], "records have no parts"),
+        (["--memory", "8GB", "--prompt", "a", "--policy", "oracle"], "policy must be one of zipmoe, lru, lfu"),
+        (["--memory", "8GB", "--prompt", "a", "--half-life", "0"], "above 0 steps"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_line(
