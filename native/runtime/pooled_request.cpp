@@ -75,8 +75,7 @@ std::vector<std::pair<RecordIndex, StagedParts>> PooledRequest::move_others(
   }
   // Their slots may be those of the others, or staging slots: the dispatch moves no more experts than there are.
   for (auto& [record, staged] : leaving_full) {
-    if (!memory.stage_sign_mantissa(record, staged))
-      throw std::logic_error("no slot for an expert that leaves F for S");
+    if (!memory.stage_sign_mantissa(record, staged)) throw std::logic_error("no slot for an expert that leaves F");
   }
   return leaving_full;
 }
