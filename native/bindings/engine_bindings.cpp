@@ -42,7 +42,7 @@ using SlotArray = std::array<uint32_t, kPools>;
 using PoolClassTuple = std::tuple<uint64_t, std::vector<uint64_t>, uint32_t>;
 using PoolGroupTuple = std::tuple<uint32_t, std::vector<uint32_t>, SlotArray>;
 using PoolsTuple =
-    std::tuple<std::vector<PoolClassTuple>, std::vector<PoolGroupTuple>, std::optional<double>, double, std::string>;
+    std::tuple<std::vector<PoolClassTuple>, std::vector<PoolGroupTuple>, std::optional<double>, std::string>;
 
 VerifyMode parse_verify_mode(const std::string& text) {
   if (text == "always") return VerifyMode::always;
@@ -74,7 +74,7 @@ uint32_t add_record(RecordTable& table, std::string record_name, uint32_t file, 
 }
 
 EnginePools pool_options(const PoolsTuple& tuple) {
-  const auto& [classes, groups, tolerance, half_life_requests, read_order] = tuple;
+  const auto& [classes, groups, tolerance, read_order] = tuple;
   EnginePools options;
   for (const auto& [full_bytes, part_bytes, staging] : classes) {
     PoolClass shape{.full_bytes = full_bytes, .part_bytes = {}, .staging = staging};
@@ -85,7 +85,6 @@ EnginePools pool_options(const PoolsTuple& tuple) {
     options.groups.push_back({.pool_class = pool_class, .experts = experts, .slots = {slots}});
   }
   options.tolerance = tolerance;
-  options.half_life_requests = half_life_requests;
   options.read_order = parse_order_kind(read_order);
   return options;
 }
@@ -296,12 +295,12 @@ void bind_engine(nb::module_& module) {
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
       .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a,
            "io_mode"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
-           "policy"_a = "lru", "half_life_steps"_a = PolicyParameters{}.half_life_steps,
+           "policy"_a = EngineOptions{}.eviction_policy, "half_life_steps"_a = PolicyParameters{}.half_life_steps,
            "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
            "pools"_a = nb::none(),
            "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "
            "classes: (classes: (F slot bytes, slot bytes of each part, staged experts), groups: (class, records, slots "
-           "of F, C, S, E), tolerance of ranks or None, half-life of counts in requests, order of reads).")
+           "of F, C, S, E), tolerance of ranks or None, order of reads).")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
       .def(
           "begin_request",

@@ -9,8 +9,6 @@ namespace {
 
 constexpr double kDefaultToleranceShare = 0.1;
 
-constexpr size_t index(Residency residency) { return static_cast<size_t>(residency); }
-
 double checked_tolerance(const PoolOptions& options) {
   const double tolerance = options.tolerance.value_or(kDefaultToleranceShare * options.experts);
   if (!(tolerance >= 0)) throw std::invalid_argument("the tolerance must be at least 0 ranks");
@@ -20,10 +18,8 @@ double checked_tolerance(const PoolOptions& options) {
 }  // namespace
 
 bool reachable_without_reading(Residency from, Residency to, bool just_executed) {
-  if (from == to || to == Residency::miss) return true;
-  if (from == Residency::full) return to == Residency::sign_mantissa;  // the exponents it has are not compressed
-  if (just_executed) return true;
-  return from == Residency::both_chunks && to != Residency::full;
+  if (from == Residency::full && to == Residency::sign_mantissa) return true;  // the bytes are part of the weights
+  return contains(from, to) || (just_executed && from != Residency::full);
 }
 
 LayerPools::LayerPools(const PoolOptions& options)
@@ -50,29 +46,54 @@ AccessOutcome LayerPools::access(std::span<const uint32_t> experts) {
     throw std::out_of_range("a request names an expert that does not exist");
   }
   policy_->requested(experts);
+  staging_left_ = options_.staging;
   for (const uint32_t expert : experts) dispatch(expert);
   for (const uint32_t expert : experts) requested_[expert] = false;
   outcome.transitions = std::exchange(transitions_, {});
   return outcome;
 }
 
-Residency LayerPools::destination(uint32_t expert, uint32_t first) const {
+void LayerPools::correct(uint32_t expert, Residency actual) {
+  const Residency booked = residency_.at(expert);
+  if (booked == actual) return;
+  if (booked != Residency::miss) --occupied_[booked];
+  if (actual != Residency::miss) ++occupied_[actual];
+  if (booked == Residency::miss) policy_->admitted(expert);
+  if (actual == Residency::miss) policy_->removed(expert);
+  residency_[expert] = actual;
+}
+
+std::vector<Transition> LayerPools::resize(const PoolSlots& slots) {
+  options_.slots = slots;
+  staging_left_ = std::numeric_limits<uint32_t>::max();  // nothing is being executed
+  for (Residency pool = Residency::full; pool != Residency::miss; pool = next_pool(pool)) {
+    while (occupied_[pool] > slots[pool]) {
+      const auto victim = policy_->victim([&](RecordIndex candidate) { return residency_[candidate] == pool; });
+      settle(victim.value(), reachable_destination(*victim, pool, false), false);
+    }
+  }
+  return std::exchange(transitions_, {});
+}
+
+Residency LayerPools::destination(uint32_t expert, Residency first) const {
   const std::optional<uint32_t> rank = policy_->rank(expert);
-  uint64_t slots_so_far = 0;
-  for (uint32_t pool = 0; pool < kPoolCount; ++pool) {
-    slots_so_far += options_.slots[pool];
-    if (pool < first || options_.slots[pool] == 0) continue;
-    if (rank && *rank >= static_cast<double>(slots_so_far) + tolerance_) continue;
-    return static_cast<Residency>(pool);
+  double threshold = tolerance_;
+  for (Residency pool = Residency::full; pool != Residency::miss; pool = next_pool(pool)) {
+    threshold += options_.slots[pool];
+    if (pool < first || options_.slots[pool] == 0 || (rank && *rank >= threshold)) continue;
+    return pool;
   }
   return Residency::miss;
 }
 
 Residency LayerPools::reachable_destination(uint32_t expert, Residency above, bool just_executed) const {
+  const Residency from = residency_[expert];
   Residency to = above;
-  do {
-    to = destination(expert, static_cast<uint32_t>(index(to)) + 1);
-  } while (!reachable_without_reading(residency_[expert], to, just_executed));
+  while (to != Residency::miss) {
+    to = destination(expert, next_pool(to));
+    const bool staged = from == Residency::full && to == Residency::sign_mantissa;
+    if (reachable_without_reading(from, to, just_executed) && (!staged || staging_left_ > 0)) break;
+  }
   return to;
 }
 
@@ -80,10 +101,8 @@ void LayerPools::dispatch(uint32_t expert) {
   const Residency now = residency_[expert];
   if (now != Residency::miss) policy_->used(expert);
   if (now != Residency::miss && !policy_->values_use()) return;
-  const Residency to = destination(expert, 0);
-  // From F there is no way back to compressed chunks: it stays until its slot is needed.
-  if (now == Residency::full && !reachable_without_reading(now, to, true)) return;
-  settle(expert, to, true);
+  const Residency to = destination(expert, Residency::full);
+  if (to < now || now == Residency::miss) settle(expert, to, true);
 }
 
 void LayerPools::settle(uint32_t expert, Residency to, bool just_executed) {
@@ -91,11 +110,11 @@ void LayerPools::settle(uint32_t expert, Residency to, bool just_executed) {
   if (from == to) return;
   // The old slot is free for those who make room: what was executed has been reconstructed elsewhere.
   if (from != Residency::miss) {
-    --occupied_[index(from)];
+    --occupied_[from];
   } else {
     policy_->admitted(expert);
   }
-  while (to != Residency::miss && occupied_[index(to)] == options_.slots[index(to)]) {
+  while (to != Residency::miss && occupied_[to] >= options_.slots[to]) {
     const Residency below = reachable_destination(expert, to, just_executed);
     const bool competes = !just_executed || below != Residency::miss;
     const std::optional<RecordIndex> victim = policy_->victim([&](RecordIndex candidate) {
@@ -112,9 +131,10 @@ void LayerPools::settle(uint32_t expert, Residency to, bool just_executed) {
   if (to == Residency::miss) {
     policy_->removed(expert);
   } else {
-    ++occupied_[index(to)];
+    ++occupied_[to];
     if (just_executed) policy_->used(expert);
   }
+  if (from == Residency::full && to == Residency::sign_mantissa) --staging_left_;
   if (from != to) transitions_.push_back({expert, from, to});
 }
 

@@ -7,9 +7,6 @@
 namespace zipmoe {
 namespace {
 
-constexpr uint32_t kExponentPart = 0;  // the order of the extents; a packed record is part 0, too
-constexpr uint32_t kSignMantissaPart = 1;
-
 template <typename... Visitors>
 struct Overloaded : Visitors... {
   using Visitors::operator()...;
@@ -118,6 +115,12 @@ bool PoolMemory::stage_missing(RecordIndex record, StagedParts& staged) {
     if (present[part] == nullptr) staged[part] = pools.parts[part]->acquire();
   }
   return true;
+}
+
+bool PoolMemory::stage_sign_mantissa(RecordIndex record, StagedParts& staged) {
+  if (parts_ < kPartsMax) throw std::logic_error("the record has no parts that could be held apart");
+  staged[kSignMantissaPart] = pools_of(entry(record)).parts[kSignMantissaPart]->acquire();
+  return staged[kSignMantissaPart].has_value();
 }
 
 std::array<uint8_t*, kPartsMax> PoolMemory::places(RecordIndex record, const StagedParts& staged) const {

@@ -22,6 +22,8 @@
 namespace zipmoe {
 
 inline constexpr uint32_t kPartsMax = 2;
+inline constexpr uint32_t kExponentPart = 0;  // the order of the extents; a packed record is part 0, too
+inline constexpr uint32_t kSignMantissaPart = 1;
 
 // Groups of experts of similar size share slots.
 struct PoolClass {
@@ -62,6 +64,8 @@ class PoolMemory {
   // Slots for the parts that are not in memory, all or none of them; false: there are too few free ones. Not for an
   // expert in F.
   bool stage_missing(RecordIndex record, StagedParts& staged);
+  // A slot for the SM-chunks of an expert in F, of a separable codec; false: there is no free one.
+  bool stage_sign_mantissa(RecordIndex record, StagedParts& staged);
   // Where the parts are: in the record's residency or staged; nullptr: not in memory.
   std::array<uint8_t*, kPartsMax> places(RecordIndex record, const StagedParts& staged) const;
 

@@ -20,6 +20,15 @@ void split(std::span<const uint16_t> weights, std::span<uint8_t> exponent, std::
   }
 }
 
+void keep_sign_mantissa(std::span<const uint16_t> weights, std::span<uint8_t> sign_mantissa) {
+  if (sign_mantissa.size() != weights.size()) {
+    throw std::invalid_argument("a plane has as many bytes as there are weights");
+  }
+  const uint16_t* __restrict in = weights.data();
+  uint8_t* __restrict out = sign_mantissa.data();
+  for (size_t i = 0; i < weights.size(); ++i) out[i] = static_cast<uint8_t>(in[i] << 1 | in[i] >> 15);
+}
+
 void recombine(std::span<const uint8_t> exponent, std::span<const uint8_t> sign_mantissa, std::span<uint16_t> out,
                InstructionSet instruction_set) {
   if (exponent.size() != out.size() || sign_mantissa.size() != out.size()) {

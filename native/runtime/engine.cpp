@@ -6,14 +6,13 @@
 #include <unordered_set>
 #include <utility>
 
+#include "runtime/full_demotion.hpp"
+
 namespace zipmoe {
 namespace {
 
 // Dense records in flight at once: enough to keep the reader's threads busy.
 constexpr uint64_t kDenseLoadsInFlight = 8;
-
-// The paper's tolerance of ranks, as a share of the experts.
-constexpr double kDefaultTolerance = 0.1;
 
 uint64_t scratch_stride(uint64_t bytes) {
   return round_up(std::max<uint64_t>(bytes, 1) + kReadableTailBytes, kHugePageBytes);
@@ -141,13 +140,17 @@ Engine::~Engine() { close(); }
 void Engine::lay_out_pools(uint64_t offset) {
   const EnginePools& pools = *options_.pools;
   pool_memory_ = std::make_unique<PoolMemory>(*arena_, offset, pools.classes, pools.groups, table_.size());
+  PolicyParameters parameters = options_.policy_parameters;
+  parameters.requests_per_step = 1;
   for (const PoolGroup& group : pools.groups) {
-    const auto experts = static_cast<uint32_t>(group.experts.size());
-    dispatch_.push_back(std::make_unique<RankDispatch>(
-        RankDispatchOptions{.experts = experts,
-                            .slots = group.slots,
-                            .tolerance = pools.tolerance.value_or(kDefaultTolerance * experts),
-                            .half_life_requests = pools.half_life_requests}));
+    dispatch_.push_back(
+        std::make_unique<LayerPools>(PoolOptions{.experts = static_cast<uint32_t>(group.experts.size()),
+                                                 .slots = group.slots,
+                                                 .policy = options_.eviction_policy,
+                                                 .parameters = parameters,
+                                                 .tolerance = pools.tolerance,
+                                                 .staging = pools.classes.at(group.pool_class).staging}));
+    ++parameters.seed;
   }
 }
 
@@ -353,8 +356,15 @@ void Engine::resize_pools(std::span<const PoolSlots> slots) {
     }
   }
   for (uint32_t group = 0; group < groups.size(); ++group) {
-    for (const PoolMove& move : dispatch_[group]->resize(slots[group])) {
-      pool_memory_->settle(groups[group].experts[move.expert], {}, move.to);
+    for (const Transition& move : dispatch_[group]->resize(slots[group])) {
+      const RecordIndex record = groups[group].experts[move.expert];
+      StagedParts staged;
+      if (move.from == Residency::full && move.to == Residency::sign_mantissa &&
+          pool_memory_->stage_sign_mantissa(record, staged)) {
+        demote_to_sign_mantissa(table_, *pool_memory_, record, std::move(staged));
+      } else {
+        pool_memory_->settle(record, {}, move.to);
+      }
     }
   }
   pool_memory_->resize(slots);

@@ -14,7 +14,7 @@
 
 #include "cache/arena.hpp"
 #include "cache/expert_cache.hpp"
-#include "cache/pool_dispatch.hpp"
+#include "cache/layer_pools.hpp"
 #include "cache/pool_memory.hpp"
 #include "io/thread_pool_reader.hpp"
 #include "runtime/expert_request.hpp"
@@ -31,7 +31,6 @@ struct EnginePools {
   std::vector<PoolClass> classes;
   std::vector<PoolGroup> groups;    // every expert is in one
   std::optional<double> tolerance;  // of the dispatch, in ranks; default: a tenth of the group's experts
-  double half_life_requests = 16;   // of activation counts
   OrderKind read_order = OrderKind::cache_affinity;
 };
 
@@ -41,9 +40,10 @@ struct EngineOptions {
   InstructionSet instruction_set = InstructionSet::scalar;
   ThreadPoolReaderOptions reader;
   std::vector<SizeClass> size_classes;
-  std::vector<uint32_t> class_of_record;  // ExpertCache::kNotCached: resident from the start (dense)
-  std::vector<uint64_t> scratch_bytes;    // one buffer each
-  std::string eviction_policy = "lru";    // one of eviction_policy_names()
+  std::vector<uint32_t> class_of_record;   // ExpertCache::kNotCached: resident from the start (dense)
+  std::vector<uint64_t> scratch_bytes;     // one buffer each
+  std::string eviction_policy = "zipmoe";  // one of eviction_policy_names()
+  // With pools every group has a policy of its own: a step is one request then, and the seed is the first group's.
   PolicyParameters policy_parameters;
   std::optional<EnginePools> pools;  // then there are no size classes, and the class of every expert is 0
 };
@@ -150,8 +150,8 @@ class Engine {
   std::unique_ptr<ExpertCache> cache_;  // without pools
   std::unique_ptr<RowDecoder> decoder_;
   std::unique_ptr<RecordLoader> loader_;
-  std::unique_ptr<PoolMemory> pool_memory_;              // instead of the cache
-  std::vector<std::unique_ptr<PoolDispatch>> dispatch_;  // by group
+  std::unique_ptr<PoolMemory> pool_memory_;            // instead of the cache
+  std::vector<std::unique_ptr<LayerPools>> dispatch_;  // by group
   std::unique_ptr<LayerRequest> request_;
   PooledRequest* pooled_request_ = nullptr;  // the same, if it is one
   std::optional<RecordIndex> handed_out_;

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <unordered_map>
 #include <utility>
+
+#include "runtime/full_demotion.hpp"
 
 namespace zipmoe {
 namespace {
@@ -26,7 +27,9 @@ PooledRequest::PooledRequest(const PoolContext& context, std::vector<RecordIndex
     experts.push_back(expert.number);
   }
   std::unordered_map<uint32_t, Residency> moves;
-  for (const PoolMove& move : context_.dispatch.request(experts)) moves.emplace(move.expert, move.to);
+  for (const Transition& move : context_.dispatch.access(experts).transitions) {
+    moves.insert_or_assign(move.expert, move.to);
+  }
   items_.reserve(records.size());
   for (uint32_t i = 0; i < records.size(); ++i) {
     const Residency residency = memory.residency(records[i]);
@@ -40,8 +43,7 @@ PooledRequest::PooledRequest(const PoolContext& context, std::vector<RecordIndex
                       .destination = move.empty() ? residency : move.mapped(),
                       .staged = {}});
   }
-  // Whoever is left was not asked for and makes room.
-  for (const auto& [expert, to] : moves) memory.settle(memory.groups()[group].experts[expert], {}, to);
+  auto leaving_full = move_others(group, moves);  // `moves` holds those that were not asked for
   if (order == HandOutOrder::ascending) {
     std::sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.expert < b.expert; });
     // Reads in the order of handing out: whoever holds staging slots is handed out before whoever waits for them.
@@ -53,6 +55,29 @@ PooledRequest::PooledRequest(const PoolContext& context, std::vector<RecordIndex
     reads_ = affinity_order();
   }
   issue_reads();
+  // While the disk works; nobody takes their slots in F before the first expert is handed out.
+  for (auto& [record, staged] : leaving_full) {
+    demote_to_sign_mantissa(context_.table, memory, record, std::move(staged));
+  }
+}
+
+std::vector<std::pair<RecordIndex, StagedParts>> PooledRequest::move_others(
+    uint32_t group, const std::unordered_map<uint32_t, Residency>& moves) {
+  PoolMemory& memory = context_.memory;
+  std::vector<std::pair<RecordIndex, StagedParts>> leaving_full;
+  for (const auto& [expert, to] : moves) {
+    const RecordIndex record = memory.groups()[group].experts[expert];
+    if (memory.residency(record) == Residency::full && to == Residency::sign_mantissa) {
+      leaving_full.emplace_back(record, StagedParts{});
+    } else {
+      memory.settle(record, {}, to);
+    }
+  }
+  // Their slots may be those of the others, or staging slots: the dispatch moves no more experts than there are.
+  for (auto& [record, staged] : leaving_full) {
+    if (!memory.stage_sign_mantissa(record, staged)) throw std::logic_error("no slot for an expert that leaves F");
+  }
+  return leaving_full;
 }
 
 PooledRequest::~PooledRequest() {

@@ -5,9 +5,11 @@
 #include <array>
 #include <deque>
 #include <optional>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "cache/pool_dispatch.hpp"
+#include "cache/layer_pools.hpp"
 #include "cache/pool_memory.hpp"
 #include "runtime/layer_request.hpp"
 #include "runtime/read_order.hpp"
@@ -20,7 +22,7 @@ namespace zipmoe {
 struct PoolContext {
   const RecordTable& table;
   PoolMemory& memory;
-  PoolDispatch& dispatch;  // of the request's group
+  LayerPools& dispatch;  // of the request's group
   RecordLoader& loader;
   RowDecoder& decoder;
   uint32_t workers = 1;  // of the decoder
@@ -63,6 +65,10 @@ class PooledRequest final : public LayerRequest {
     StagedParts staged;
   };
 
+  // Moves of experts that were not asked for, by number in the group: who makes room does so at once. Returns those
+  // that go from F to S, with slots for their SM-chunks.
+  std::vector<std::pair<RecordIndex, StagedParts>> move_others(uint32_t group,
+                                                               const std::unordered_map<uint32_t, Residency>& moves);
   std::vector<uint32_t> affinity_order() const;
   void issue_reads();
   void make_room();

@@ -165,7 +165,7 @@ void test_what_can_be_reached_without_reading() {
 }
 
 void test_lru_demotes_by_dropping_parts() {
-  LayerPools pools({.experts = 6, .slots = {1, 1, 1, 1}, .policy = "lru"});
+  LayerPools pools({.experts = 6, .slots = {{1, 1, 1, 1}}, .policy = "lru"});
   CHECK(moves(pools, {0}) == std::vector<Transition>({{0, M, F}}));
   CHECK(moves(pools, {1}) == std::vector<Transition>({{0, F, S}, {1, M, F}}));  // C needs the compressed exponents
   CHECK(moves(pools, {2}) == std::vector<Transition>({{0, S, M}, {1, F, S}, {2, M, F}}));
@@ -179,7 +179,7 @@ void test_lru_demotes_by_dropping_parts() {
 }
 
 void test_fifo_leaves_hits_where_they_are() {
-  LayerPools pools({.experts = 3, .slots = {1, 0, 1, 0}, .policy = "fifo"});
+  LayerPools pools({.experts = 3, .slots = {{1, 0, 1, 0}}, .policy = "fifo"});
   moves(pools, {0});
   CHECK(moves(pools, {1}) == std::vector<Transition>({{0, F, S}, {1, M, F}}));
   CHECK(moves(pools, {0}).empty());
@@ -188,7 +188,7 @@ void test_fifo_leaves_hits_where_they_are() {
 
 void test_zipmoe_dispatches_by_rank() {
   LayerPools pools({.experts = 5,
-                    .slots = {1, 1, 1, 0},
+                    .slots = {{1, 1, 1, 0}},
                     .policy = "zipmoe",
                     .parameters = {.half_life_steps = kForever},
                     .tolerance = 0});
@@ -206,7 +206,7 @@ void test_zipmoe_dispatches_by_rank() {
 
 void test_a_newcomer_competes_while_there_is_a_pool_below_for_it() {
   LayerPools pools({.experts = 4,
-                    .slots = {1, 1, 0, 0},
+                    .slots = {{1, 1, 0, 0}},
                     .policy = "zipmoe",
                     .parameters = {.half_life_steps = kForever},
                     .tolerance = 2});
@@ -219,7 +219,7 @@ void test_a_newcomer_competes_while_there_is_a_pool_below_for_it() {
 void test_tolerance_lets_newcomers_in() {
   for (const double tolerance : {0.0, 1.0}) {
     LayerPools pools({.experts = 4,
-                      .slots = {0, 1, 0, 0},
+                      .slots = {{0, 1, 0, 0}},
                       .policy = "zipmoe",
                       .parameters = {.half_life_steps = kForever},
                       .tolerance = tolerance});
@@ -234,11 +234,129 @@ void test_tolerance_lets_newcomers_in() {
 }
 
 void test_a_refused_request_changes_nothing() {
-  LayerPools pools({.experts = 4, .slots = {0, 2, 0, 0}, .policy = "lru"});
+  LayerPools pools({.experts = 4, .slots = {{0, 2, 0, 0}}, .policy = "lru"});
   moves(pools, {0, 1});
   EXPECT_ERROR(std::invalid_argument, moves(pools, {2, 3, 2}));
   EXPECT_ERROR(std::out_of_range, moves(pools, {2, 4}));
   CHECK(before(pools, {2, 0, 1}) == std::vector<Residency>({M, C, C}));
+}
+
+void test_nobody_moves_to_a_worse_pool_because_it_was_used() {
+  LayerPools pools({.experts = 6,
+                    .slots = {{0, 4, 2, 0}},
+                    .policy = "zipmoe",
+                    .parameters = {.half_life_steps = kForever},
+                    .tolerance = 0});
+  moves(pools, {0});
+  pools.resize({{0, 1, 5, 0}});
+  for (int i = 0; i < 3; ++i) moves(pools, {1, 2});  // 0 falls to rank 2, which is one for S
+  CHECK(pools.residency(0) != M);
+  pools.correct(1, M);
+  pools.correct(2, M);
+  pools.correct(0, C);
+  CHECK(moves(pools, {0}).empty());
+  CHECK(pools.residency(0) == C);
+}
+
+void test_an_expert_that_leaves_f_for_s_needs_a_staged_slot() {
+  for (const uint32_t staging : {0U, 1U, 2U}) {
+    LayerPools pools({.experts = 8, .slots = {{2, 0, 2, 0}}, .policy = "lru", .staging = staging});
+    moves(pools, {0, 1});
+    CHECK(pools.occupied(F) == 2);
+    moves(pools, {2, 3});
+    CHECK(pools.residency(2) == F && pools.residency(3) == F);
+    CHECK(pools.occupied(S) == staging);  // the others are lost
+    moves(pools, {4});                    // the limit is for one request
+    CHECK(pools.occupied(S) == std::min(staging + 1, 2U) * (staging > 0 ? 1 : 0));
+  }
+}
+
+void test_corrections_move_what_was_booked() {
+  LayerPools pools({.experts = 6, .slots = {{0, 1, 1, 1}}, .policy = "lru"});
+  moves(pools, {0});
+  moves(pools, {1});
+  CHECK(pools.residency(1) == C && pools.residency(0) == S);
+  pools.correct(1, M);  // its read failed
+  CHECK(pools.residency(1) == M && pools.occupied(C) == 0);
+  pools.correct(1, M);
+  CHECK(moves(pools, {2}) == std::vector<Transition>({{2, M, C}}));  // nobody has to make room
+  pools.correct(2, E);
+  CHECK(pools.occupied(C) == 0 && pools.occupied(E) == 1);
+  CHECK(moves(pools, {2}) == std::vector<Transition>({{2, E, C}}));
+  EXPECT_ERROR(std::out_of_range, pools.correct(6, M));
+}
+
+void test_shrinking_passes_experts_on_and_growing_moves_nobody() {
+  LayerPools pools({.experts = 6, .slots = {{0, 2, 1, 1}}, .policy = "lru"});
+  for (const uint32_t expert : {0U, 1U}) moves(pools, {expert});
+  CHECK(pools.resize({{0, 1, 1, 1}}) == std::vector<Transition>({{0, C, S}}));
+  CHECK(pools.resize({{0, 0, 1, 1}}) == std::vector<Transition>({{0, S, M}, {1, C, S}}));
+  CHECK(pools.resize({{0, 2, 1, 1}}).empty());
+  CHECK(moves(pools, {2}) == std::vector<Transition>({{2, M, C}}));
+  CHECK(pools.resize({{0, 0, 0, 0}}).size() >= 2);
+  for (uint32_t expert = 0; expert < 6; ++expert) CHECK(pools.residency(expert) == M);
+  CHECK(moves(pools, {1, 2}).empty());
+}
+
+// Requests, corrections as after failed reads and other numbers of slots, in any order: no pool over its slots, nobody
+// in two pools, and the books of pools that were told the same are the same.
+void test_books_balance_under_corrections_and_resizing() {
+  std::mt19937 random(23);
+  for (const std::string_view name : eviction_policy_names()) {
+    for (int round = 0; round < 40; ++round) {
+      const uint32_t experts = 2 + random() % 14;
+      const auto some_slots = [&] {
+        PoolSlots slots;
+        for (uint32_t& count : slots.experts) count = random() % 4;
+        return slots;
+      };
+      PoolOptions options{.experts = experts, .slots = some_slots(), .policy = std::string(name)};
+      options.parameters = {.half_life_steps = 1.0 + random() % 5, .requests_per_step = 1, .seed = random()};
+      options.staging = random() % 4;
+      PoolSlots slots = options.slots;
+      LayerPools pools(options);
+      LayerPools twin(options);
+      std::vector<Residency> residency(experts, M);
+      const auto follow = [&](const std::vector<Transition>& list, const std::set<uint32_t>& executed) {
+        for (const Transition& move : list) {
+          CHECK(move.from == residency[move.expert] && move.from != move.to);
+          CHECK(reachable_without_reading(move.from, move.to, executed.contains(move.expert)));
+          CHECK(executed.contains(move.expert) ? move.to < move.from : move.to > move.from);
+          residency[move.expert] = move.to;
+        }
+      };
+      for (int step = 0; step < 120; ++step) {
+        if (step % 7 == 6) {
+          slots = some_slots();
+          const std::vector<Transition> list = pools.resize(slots);
+          CHECK(list == twin.resize(slots));
+          follow(list, {});
+        } else {
+          std::set<uint32_t> wanted;
+          for (uint32_t i = 1 + random() % 5; i > 0; --i) wanted.insert(random() % experts);
+          const std::vector<uint32_t> list(wanted.begin(), wanted.end());
+          const AccessOutcome outcome = pools.access(list);
+          CHECK(outcome.transitions == twin.access(list).transitions);
+          follow(outcome.transitions, wanted);
+          if (random() % 3 == 0) {  // the last read failed: what it had is kept, if there is room, or lost
+            Residency actual = outcome.before.back();
+            if (actual != M && residency[list.back()] != actual && pools.occupied(actual) == slots[actual]) actual = M;
+            pools.correct(list.back(), actual);
+            twin.correct(list.back(), actual);
+            residency[list.back()] = actual;
+          }
+        }
+        PoolSlots held;
+        for (uint32_t expert = 0; expert < experts; ++expert) {
+          CHECK(pools.residency(expert) == residency[expert]);
+          if (residency[expert] != M) ++held[residency[expert]];
+        }
+        for (Residency pool = F; pool != M; pool = next_pool(pool)) {
+          CHECK(held[pool] == pools.occupied(pool) && held[pool] <= slots[pool]);
+        }
+      }
+    }
+  }
 }
 
 void test_books_balance_under_random_requests() {
@@ -247,7 +365,7 @@ void test_books_balance_under_random_requests() {
     for (int round = 0; round < 60; ++round) {
       const uint32_t experts = 1 + random() % 20;
       PoolOptions options{.experts = experts, .policy = std::string(name)};
-      for (uint32_t& slots : options.slots) slots = random() % 2 == 0 ? 0 : random() % (experts + 1);
+      for (uint32_t& slots : options.slots.experts) slots = random() % 2 == 0 ? 0 : random() % (experts + 1);
       options.parameters = {.half_life_steps = 1.0 + random() % 5, .requests_per_step = 1, .seed = random()};
       if (random() % 2 == 0) options.tolerance = random() % experts;
       LayerPools pools(options);
@@ -266,9 +384,9 @@ void test_books_balance_under_random_requests() {
           if (!executed) CHECK(move.from < move.to);  // others never come closer
           residency[move.expert] = move.to;
         }
-        for (uint32_t pool = 0; pool < kPoolCount; ++pool) {
+        for (uint32_t pool = 0; pool < kPools; ++pool) {
           const auto held = std::count(residency.begin(), residency.end(), static_cast<Residency>(pool));
-          CHECK(held == pools.occupied(static_cast<Residency>(pool)) && held <= options.slots[pool]);
+          CHECK(held == pools.occupied(static_cast<Residency>(pool)) && held <= options.slots.experts[pool]);
         }
         for (uint32_t expert = 0; expert < experts; ++expert) CHECK(pools.residency(expert) == residency[expert]);
       }
@@ -319,6 +437,11 @@ int main() {
   zipmoe::test_a_newcomer_competes_while_there_is_a_pool_below_for_it();
   zipmoe::test_tolerance_lets_newcomers_in();
   zipmoe::test_a_refused_request_changes_nothing();
+  zipmoe::test_nobody_moves_to_a_worse_pool_because_it_was_used();
+  zipmoe::test_an_expert_that_leaves_f_for_s_needs_a_staged_slot();
+  zipmoe::test_corrections_move_what_was_booked();
+  zipmoe::test_shrinking_passes_experts_on_and_growing_moves_nobody();
+  zipmoe::test_books_balance_under_corrections_and_resizing();
   zipmoe::test_books_balance_under_random_requests();
   zipmoe::test_cache_tells_policies_about_every_request();
   std::puts("cache_policy_test: ok");

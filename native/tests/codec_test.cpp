@@ -157,6 +157,9 @@ void test_fields() {
     std::vector<uint8_t> exponent(count);
     std::vector<uint8_t> sign_mantissa(count);
     split(weights, exponent, sign_mantissa);
+    std::vector<uint8_t> alone(weights.size());
+    keep_sign_mantissa(weights, alone);
+    assert(alone == sign_mantissa);
     for (InstructionSet instruction_set : supported_instruction_sets()) {
       std::vector<uint16_t> out(count);
       recombine(exponent, sign_mantissa, out, instruction_set);

@@ -4,7 +4,6 @@
 #include <random>
 #include <set>
 
-#include "cache/pool_dispatch.hpp"
 #include "cache/pool_memory.hpp"
 #include "tests/engine_test_support.hpp"
 
@@ -186,86 +185,6 @@ void test_codecs_with_one_part_have_no_pools_for_chunks() {
   EXPECT_ERROR(std::invalid_argument, Memory(pool_slots(0, 1, 0, 0), 0));
 }
 
-// --- dispatch
-
-std::set<std::pair<uint32_t, Residency>> moves(const std::vector<PoolMove>& list) {
-  std::set<std::pair<uint32_t, Residency>> result;
-  for (const PoolMove& move : list) result.emplace(move.expert, move.to);
-  return result;
-}
-using Moves = std::set<std::pair<uint32_t, Residency>>;
-
-std::vector<PoolMove> ask(RankDispatch& dispatch, std::vector<uint32_t> experts) { return dispatch.request(experts); }
-
-void test_a_full_pool_passes_its_least_used_expert_on() {
-  RankDispatch dispatch({.experts = 8, .slots = pool_slots(0, 2, 1, 1), .tolerance = 8, .half_life_requests = 1e9});
-  CHECK((moves(ask(dispatch, {0, 1})) == Moves{{0, kBoth}, {1, kBoth}}));
-  CHECK(ask(dispatch, {0}).empty());
-  CHECK((moves(ask(dispatch, {2})) == Moves{{1, kSignMantissa}, {2, kBoth}}));     // as often as 1, but later
-  CHECK((moves(ask(dispatch, {2, 3})) == Moves{{1, kMiss}, {3, kSignMantissa}}));  // an S has no E-chunk to keep
-  CHECK((moves(ask(dispatch, {3, 4})) == Moves{{0, kSignMantissa}, {3, kBoth}, {4, kExponent}}));
-  CHECK(dispatch.residency(0) == kSignMantissa && dispatch.residency(4) == kExponent);
-  dispatch.correct(4, kMiss);
-  CHECK((moves(ask(dispatch, {5})) == Moves{{5, kExponent}}));
-}
-
-void test_an_expert_beyond_all_thresholds_is_dropped() {
-  RankDispatch dispatch({.experts = 10, .slots = pool_slots(0, 2, 0, 0), .tolerance = 1, .half_life_requests = 1e9});
-  for (int i = 0; i < 3; ++i) ask(dispatch, {0, 1, 2});
-  CHECK(dispatch.residency(0) == kBoth && dispatch.residency(1) == kBoth && dispatch.residency(2) == kMiss);
-  CHECK(ask(dispatch, {7}).empty());  // rank 3, tau = 3
-  for (int i = 0; i < 4; ++i) ask(dispatch, {7});
-  CHECK(dispatch.residency(7) == kBoth);
-}
-
-void test_counts_decay() {
-  RankDispatch dispatch({.experts = 4, .slots = pool_slots(0, 1, 0, 0), .tolerance = 0, .half_life_requests = 1});
-  for (int i = 0; i < 2000; ++i) ask(dispatch, {0});  // weights are renormalised on the way
-  ask(dispatch, {1});
-  CHECK(dispatch.residency(0) == kMiss || dispatch.residency(1) == kMiss);
-  ask(dispatch, {1});
-  CHECK(dispatch.residency(1) == kBoth && dispatch.residency(0) == kMiss);
-  EXPECT_ERROR(std::invalid_argument, RankDispatch({.half_life_requests = 0}));
-  EXPECT_ERROR(std::invalid_argument, RankDispatch({.tolerance = -1}));
-  EXPECT_ERROR(std::out_of_range, ask(dispatch, {4}));
-}
-
-void test_dispatch_never_exceeds_slots_and_moves_unrequested_experts_downwards() {
-  std::mt19937 generator(11);
-  for (int round = 0; round < 40; ++round) {
-    const auto some = [&] { return static_cast<uint32_t>(generator() % 4); };
-    PoolSlots slots = pool_slots(some(), some(), some(), some());
-    RankDispatch dispatch({.experts = 12,
-                           .slots = slots,
-                           .tolerance = static_cast<double>(generator() % 3),
-                           .half_life_requests = 1.0 + some() * 4});
-    std::vector<Residency> now(12, kMiss);
-    for (int step = 0; step < 200; ++step) {
-      std::set<uint32_t> wanted;
-      std::vector<PoolMove> list;
-      if (step % 50 == 49) {
-        slots = pool_slots(some(), some(), some(), some());
-        list = dispatch.resize(slots);
-      } else {
-        for (uint32_t i = generator() % 13; i > 0; --i) wanted.insert(generator() % 12);
-        list = ask(dispatch, {wanted.begin(), wanted.end()});
-      }
-      for (const PoolMove& move : list) {
-        CHECK(move.to != now[move.expert]);
-        CHECK(wanted.contains(move.expert) || contains(now[move.expert], move.to));
-        CHECK(now[move.expert] != kFull || move.to == kMiss);
-        now[move.expert] = move.to;
-      }
-      PoolSlots occupied;
-      for (uint32_t expert = 0; expert < 12; ++expert) {
-        CHECK(dispatch.residency(expert) == now[expert]);
-        if (now[expert] != kMiss) ++occupied[now[expert]];
-      }
-      for (uint32_t pool = 0; pool < kPools; ++pool) CHECK(occupied.experts[pool] <= slots.experts[pool]);
-    }
-  }
-}
-
 }  // namespace
 }  // namespace zipmoe
 
@@ -276,10 +195,6 @@ int main() {
   zipmoe::test_every_slot_can_be_used_in_any_mixture();
   zipmoe::test_shrinking_keeps_what_is_held();
   zipmoe::test_codecs_with_one_part_have_no_pools_for_chunks();
-  zipmoe::test_a_full_pool_passes_its_least_used_expert_on();
-  zipmoe::test_an_expert_beyond_all_thresholds_is_dropped();
-  zipmoe::test_counts_decay();
-  zipmoe::test_dispatch_never_exceeds_slots_and_moves_unrequested_experts_downwards();
   std::puts("pool_parts_test: ok");
   return 0;
 }

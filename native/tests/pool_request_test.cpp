@@ -170,7 +170,8 @@ void test_weights_and_residencies_do_not_depend_on_the_order_of_completions() {
     for (const PoolSet& pools : kPoolSets) {
       if (pools.separable_only && !separable(codec)) continue;
       for (const uint32_t staging : {1U, 3U}) {
-        const EngineOptions options = model.pool_options(pools.slots, staging, 1 + seed % 3);
+        EngineOptions options = model.pool_options(pools.slots, staging, 1 + seed % 3);
+        options.eviction_policy = eviction_policy_names()[seed % eviction_policy_names().size()];
         ++seed;
         Engine shuffled(model.table(), options, shuffling_reader(model, options, seed));
         Engine orderly(model.table(), options);
@@ -195,7 +196,8 @@ void test_requests_left_early_and_resized_pools() {
     for (const std::string& codec : {std::string("fx3"), codecs_to_test().back()}) {
       if (pools.separable_only && !separable(codec)) continue;
       const PackedModel model(codec, kExperts, separable(codec) ? 2 : 1);
-      const EngineOptions options = model.pool_options(pools.slots, 2);
+      EngineOptions options = model.pool_options(pools.slots, 2);
+      options.eviction_policy = eviction_policy_names()[seed % eviction_policy_names().size()];
       Engine engine(model.table(), options, shuffling_reader(model, options, ++seed));
       load_dense(engine);
       std::mt19937 generator(seed);

@@ -80,7 +80,7 @@ class Engine:
         size_classes: Sequence[tuple[int, int]],
         class_of_record: Sequence[int],
         scratch_bytes: Sequence[int],
-        policy: str = "lru",
+        policy: str = "zipmoe",
         half_life_steps: float = 16.0,
         requests_per_step: int = 1,
         seed: int = 0,
@@ -88,7 +88,6 @@ class Engine:
             Sequence[tuple[int, Sequence[int], int]],
             Sequence[tuple[int, Sequence[int], Sequence[int]]],
             float | None,
-            float,
             str,
         ]
         | None = None,
@@ -139,7 +138,10 @@ class LayerPools:
         half_life_steps: float = 16.0,
         requests_per_step: int = 1,
         seed: int = 0,
+        staging: int | None = None,
     ) -> None: ...
+    def correct(self, expert: int, residency: int) -> None: ...
+    def resize(self, slots: tuple[int, int, int, int]) -> list[tuple[int, int, int]]: ...
     def access(self, experts: Sequence[int]) -> tuple[list[int], list[tuple[int, int, int]]]: ...
     @property
     def residencies(self) -> list[int]: ...

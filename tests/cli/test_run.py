@@ -108,6 +108,8 @@ def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.Captu
         (["--memory", "8GB", "--prompt", "a", "--combine", "alphabetical"], "alphabetical"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=all"], "'C=all' does not say"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=1,S=1"], "records have no parts"),
+        (["--memory", "8GB", "--prompt", "a", "--policy", "oracle"], "policy must be one of zipmoe, lru, lfu"),
+        (["--memory", "8GB", "--prompt", "a", "--half-life", "0"], "above 0 steps"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_line(
@@ -200,3 +202,18 @@ def test_recorded_trace_is_the_routing_of_plain_transformers(
     code, _, err = _run(capsys, talking_packed, *options, "--record-trace", path)
     assert code == 2
     assert "exists already" in err
+
+
+def test_the_policy_is_chosen_by_name_and_changes_no_token(
+    talking_packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--memory", "8GB", "--prompt-ids", "5 6 7 8", "--max-new-tokens", 4, "--ignore-eos", "--json"]
+    outputs = []
+    for policy, pools in ((None, None), ("fifo", None), ("marking", "F=1,C=2"), ("zipmoe", "C=1")):
+        chosen = ["--policy", policy, "--half-life", 8] if policy else []
+        code, out, err = _run(capsys, talking_packed, *options, *chosen, *(["--pools", pools] if pools else []))
+        assert code == 0, err
+        value = json.loads(out)
+        assert value["mode"].endswith(f"; policy {policy or 'zipmoe'}")
+        outputs.append(value["tokens"])
+    assert outputs == [outputs[0]] * 4

@@ -39,8 +39,13 @@ def test_hits_are_those_of_the_policy_and_experts_are_the_originals(model: Packe
     assert counters.misses == sum(len(experts) for _, experts in requests) - expected
 
 
+def test_decayed_counts_are_the_default(model: PackedModel) -> None:
+    with model.engine(SLOTS) as engine:
+        assert "policy zipmoe" in engine.mode_line("exact", "eager")
+
+
 def test_unknown_policies_are_refused(model: PackedModel) -> None:
     with pytest.raises(InvalidArgumentError, match="policy must be one of zipmoe, lru"):
         model.engine(4, policy="oracle")
-    with pytest.raises(InvalidArgumentError, match="half_life_steps"):
+    with pytest.raises(InvalidArgumentError, match="half-life of activation counts must be above 0 steps"):
         model.engine(4, half_life_steps=0.0)

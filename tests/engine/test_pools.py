@@ -293,7 +293,7 @@ def test_misuse_is_refused_with_a_reason(planar: PackedModel, model: PackedModel
         pooled(model, PoolSlots(0, 1, 1))
     with pytest.raises(InvalidArgumentError, match="cannot hold -1 experts"):
         PoolSlots(-1)
-    for wrong in ({"staging": 0}, {"tolerance": -1.0}, {"half_life": 0.0}, {"order": "random"}):
+    for wrong in ({"staging": 0}, {"tolerance": -1.0}, {"half_life_steps": 0.0}, {"order": "random"}):
         with pytest.raises(InvalidArgumentError):
             PoolSettings(PoolSlots(), **wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="given for 3 sparse layers, but the model has 2"):
@@ -317,8 +317,90 @@ def test_a_fused_codec_has_the_pools_f_and_c(model: PackedModel) -> None:
     assert sum(rows * columns for rows, columns in SHAPES.values()) * 2 == full_bytes(model.record(0, 0))
 
 
-@pytest.mark.parametrize("option", [{"policy": "fifo"}, {"half_life_steps": 3.0}])
-def test_options_of_the_single_pool_are_refused_beside_pools(planar: PackedModel, option: dict[str, object]) -> None:
-    settings = PoolSettings(PoolSlots(compressed=2))
-    with pytest.raises(InvalidArgumentError, match="single pool"):
-        Engine(planar.folder, budget_of(planar, settings), pools=settings, **option)  # type: ignore[arg-type]
+# --- policies
+
+
+POLICY_POOLS = {
+    "F": PoolSlots(2),
+    "C": PoolSlots(0, 3),
+    "S": PoolSlots(0, 0, 3),
+    "E": PoolSlots(0, 0, 0, 3),
+    "FS": PoolSlots(2, 0, 2),
+    "SE": PoolSlots(0, 0, 2, 2),
+    "FCE": PoolSlots(1, 1, 0, 2),
+    "FCSE": PoolSlots(1, 2, 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", POLICY_POOLS)
+@pytest.mark.parametrize("policy", _native.cache_policies())
+def test_residencies_are_those_of_the_dispatch_and_matrices_the_originals(
+    planar: PackedModel, policy: str, name: str
+) -> None:
+    slots = POLICY_POOLS[name]
+    settings = PoolSettings(slots, staging=1 + len(name) % 2, policy=policy, half_life_steps=3.0, tolerance=1.0)
+    books = [
+        _native.LayerPools(
+            EXPERTS, slots.experts, policy, tolerance=1.0, half_life_steps=3.0, seed=group, staging=settings.staging
+        )
+        for group in range(len(GROUPS))
+    ]
+    choice = random.Random(5)
+    found = dict.fromkeys("FCSEM", 0)
+    with Engine(planar.folder, budget_of(planar, settings), decode_threads=2, pools=settings) as engine:
+        plan = engine._pools
+        assert plan is not None
+        for step in range(40):
+            group = choice.randrange(len(GROUPS))
+            wanted = choice.sample(range(EXPERTS), choice.choice([1, 2, 3, EXPERTS]))
+            before, _ = books[group].access(wanted)
+            for residency in before:
+                found["FCSEM"[residency]] += 1
+            run(engine, planar, group, wanted, ascending=choice.random() < 0.5)
+            if step % 16 == 15:  # the key-value cache grows and shrinks again
+                taken = choice.randrange(plan.wanted_bytes - plan.floor_bytes)
+                for count in (taken, 0):
+                    engine.account("cache", count)
+                    for book, new in zip(books, engine._native.pool_slots, strict=True):
+                        book.resize((new[0], new[1], new[2], new[3]))
+            for number, book in enumerate(books):
+                assert states(engine, number) == "".join("FCSEM"[residency] for residency in book.residencies)
+        counters = engine.statistics.counters()
+    # With little staging, some that wait for their turn give up parts; decoded ones never do.
+    assert counters.full_hits == found["F"]
+    assert all(count <= found[letter] for letter, count in counters.hits_by_pool.items())
+    assert counters.hits + counters.misses == sum(found.values())
+
+
+def test_an_expert_that_leaves_f_for_s_is_not_read_again_but_its_exponents(planar: PackedModel) -> None:
+    exponent, _ = part_bytes(planar.record(0, 1))
+    settings = PoolSettings(PoolSlots(1, 0, 1), staging=1, policy="lru")
+    with Engine(planar.folder, budget_of(planar, settings), decode_threads=2, pools=settings) as engine:
+        run(engine, planar, 0, [1])
+        run(engine, planar, 0, [2])
+        assert states(engine, 0) == "MSFMMMMM"
+        start = engine.statistics.counters()
+        run(engine, planar, 0, [1])  # changes places with 2
+        assert states(engine, 0) == "MFSMMMMM"
+        counters = engine.statistics.counters().since(start)
+        assert (counters.exponent_read_bytes, counters.sign_mantissa_read_bytes) == (exponent, 0)
+        run(engine, planar, 0, [2, 1])
+        engine.account("cache", 1)
+        assert states(engine, 0) == "M" * EXPERTS  # half of one slot is none
+
+
+def test_policy_and_half_life_are_one_option(planar: PackedModel) -> None:
+    settings = PoolSettings(PoolSlots(compressed=2), policy="fifo")
+    for pools, options, policy in (
+        (settings, {}, "fifo"),
+        (settings, {"policy": "marking", "half_life_steps": 3.0}, "marking"),
+        (PoolSlots(compressed=2), {}, "zipmoe"),
+        (PoolSlots(compressed=2), {"policy": "lfu"}, "lfu"),
+    ):
+        with Engine(planar.folder, budget_of(planar, settings), decode_threads=1, pools=pools, **options) as engine:  # type: ignore[arg-type]
+            assert engine.mode_line("exact", "eager").endswith(f"; policy {policy}")
+    for wrong in ({"policy": "oracle"}, {"half_life_steps": 0.0}):
+        with pytest.raises(InvalidArgumentError, match=r"policy must be one of zipmoe, lru|above 0 steps"):
+            PoolSettings(PoolSlots(), **wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match=r"policy must be one of zipmoe, lru|above 0 steps"):
+            Engine(planar.folder, budget_of(planar, settings), pools=settings, **wrong)  # type: ignore[arg-type]

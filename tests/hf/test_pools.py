@@ -94,7 +94,7 @@ def test_logits_are_equal_with_separable_codecs(plain: Any, packed: Any, codec: 
     folder = packed("mixtral", codec, shards)
     for number, (name, slots) in enumerate(POOLS.items()):
         workers = (1, 2, 4)[(number + shards) % 3]
-        pools = PoolSettings(slots, staging=1 + number % 2, half_life=2.0)
+        pools = PoolSettings(slots, staging=1 + number % 2, half_life_steps=2.0)
         counters = assert_exact(folder, expected, pools, workers, "grouped_mm")
         assert counters.evictions > 0
         for letter, count in counters.hits_by_pool.items():
@@ -114,7 +114,7 @@ def test_logits_are_equal_with_a_fused_codec(plain: Any, packed: Any, name: str,
 def test_logits_are_equal_with_any_number_of_workers(plain: Any, packed: Any, name: str, workers: int) -> None:
     _, expected = plain("mixtral")
     folder = packed("mixtral", SEPARABLE[0], 4)
-    assert_exact(folder, expected, PoolSettings(POOLS[name], half_life=2.0), workers, "grouped_mm")
+    assert_exact(folder, expected, PoolSettings(POOLS[name], half_life_steps=2.0), workers, "grouped_mm")
 
 
 @pytest.mark.parametrize("name", ["F", "FCSE", "SE"])
@@ -126,6 +126,15 @@ def test_every_kind_of_experts_works_with_pools(plain: Any, packed: Any, model: 
     folder = packed(model, SEPARABLE[0], 2)
     combine = "grouped_mm" if TINY_MODELS[model].interface else None
     assert_exact(folder, expected, PoolSettings(POOLS[name], staging=1), 2, combine)
+
+
+@pytest.mark.parametrize("policy", _native.cache_policies())
+def test_logits_are_equal_under_every_policy(plain: Any, packed: Any, policy: str) -> None:
+    _, expected = plain("mixtral")
+    folder = packed("mixtral", SEPARABLE[0], 2)
+    for number, slots in enumerate(POOLS.values()):
+        pools = PoolSettings(slots, staging=1 + number % 2, policy=policy, half_life_steps=2.0)
+        assert_exact(folder, expected, pools, 2, "grouped_mm")
 
 
 def test_logits_are_equal_in_the_eager_order(plain: Any, packed: Any) -> None:
@@ -145,5 +154,17 @@ def test_pools_are_named_in_the_mode_line(packed: Any) -> None:
     line = model.zipmoe_mode_line()
     assert "pools F 0, C 1, S 2, E 0 of 6 experts per layer and 4 staged (" in line
     assert "reads in cache_affinity order" in line
+    assert line.endswith("; policy zipmoe")
     with pytest.raises(InvalidArgumentError, match="does not say how many experts"):
         zipmoe.ZipMoEConfig(pools="C=all")
+
+
+@pytest.mark.parametrize("pools", [None, "C=2"])
+def test_the_policy_is_chosen_with_and_without_pools(packed: Any, pools: str | None) -> None:
+    settings = zipmoe.ZipMoEConfig(memory="8GB", pools=pools, policy="lfuda", half_life_steps=4)
+    model = zipmoe.load(packed("mixtral", SEPARABLE[0], 2), quantization_config=settings)
+    assert model.zipmoe_mode_line().endswith("; policy lfuda")
+    with pytest.raises(InvalidArgumentError, match=r"policy must be one of zipmoe, lru, .*, not 'oracle'"):
+        zipmoe.ZipMoEConfig(policy="oracle")
+    with pytest.raises(InvalidArgumentError, match="half-life"):
+        zipmoe.ZipMoEConfig(half_life_steps=0)

@@ -22,8 +22,10 @@ class ReferencePools:
         half_life_steps: float,
         requests_per_step: int = 1,
         seed: int = 0,
+        staging: float = math.inf,
     ) -> None:
         self.experts, self.slots, self.policy, self.tolerance = experts, slots, policy, tolerance
+        self.staging, self.to_sign_mantissa = staging, 0
         self.half_life, self.requests_per_step, self.random = half_life_steps, requests_per_step, seed
         self.state = dict.fromkeys(range(experts), M)
         self.activations: list[list[int]] = [[] for _ in range(experts)]  # steps of each expert's activations
@@ -39,6 +41,7 @@ class ReferencePools:
         before = [self.state[e] for e in wanted]
         step = self.requests // self.requests_per_step
         self.requests += 1
+        self.to_sign_mantissa = 0  # experts that left F for S in this request
         for e in wanted:
             self.activations[e].append(step)
         self.wanted, self.moves = set(wanted), []
@@ -48,9 +51,8 @@ class ReferencePools:
                 if self.policy == "fifo":
                     continue
             to = self.pool_from(e, F)
-            if self.state[e] == F and to in (C, E):
-                continue
-            self.settle(e, to, executed=True)
+            if to < self.state[e] or self.state[e] == M:  # nobody moves to a worse pool because of a use
+                self.settle(e, to, executed=True)
         return before, self.moves
 
     def count(self, e: int) -> float:
@@ -85,7 +87,8 @@ class ReferencePools:
     def pool_below(self, e: int, above: int, executed: bool) -> int:
         for pool in range(above + 1, M):
             now = self.state[e]
-            has_parts = pool == S if now == F else executed or now == pool or (now == C and pool in (S, E))
+            staged = self.to_sign_mantissa < self.staging
+            has_parts = (pool == S and staged) if now == F else executed or now == pool or (now == C and pool in (S, E))
             if has_parts and self.qualifies(e, pool):
                 return pool
         return M
@@ -117,6 +120,7 @@ class ReferencePools:
             self.marked.discard(e)
         elif executed:
             self.use(e)
+        self.to_sign_mantissa += (now, to) == (F, S)
         if now != to:
             self.moves.append((e, now, to))
 

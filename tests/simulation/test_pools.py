@@ -29,6 +29,8 @@ def test_native_pools_do_what_the_reference_does(policy: str, seed: int, single:
         "requests_per_step": chance.choice([1, 3]),
         "seed": chance.randint(0, 1 << 40),
     }
+    if chance.random() < 0.5:
+        options["staging"] = chance.randint(0, 3)
     native = _native.LayerPools(experts, tuple(slots), policy, **options)
     reference = ReferencePools(experts, slots, policy, **options)
     for _ in range(40):

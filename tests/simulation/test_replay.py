@@ -92,9 +92,8 @@ def test_warm_up_fills_pools_and_is_not_counted() -> None:
 
 def test_impossible_settings_are_refused() -> None:
     trace = trace_of([[[0]]], experts=2, top_k=1)
-    with pytest.raises(InvalidArgumentError, match="'oracle' does not exist") as error:
+    with pytest.raises(InvalidArgumentError, match=r"one of zipmoe, lru, .*not 'oracle'"):
         CacheSettings("oracle")
-    assert "zipmoe, lru" in str(error.value.hint)
     with pytest.raises(InvalidArgumentError, match="half-life"):
         CacheSettings(half_life_steps=0)
     with pytest.raises(InvalidArgumentError, match="tolerance"):

@@ -67,7 +67,7 @@ def test_table_and_plans(trace: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--policy", "oracle"), "cache policy 'oracle' does not exist"),
+        (("--policy", "oracle"), "policy must be one of zipmoe, lru, lfu, lfuda, fifo, marking, not 'oracle'"),
         (("--policy", ","), "--policy is empty"),
         (("--slots", "3,a"), "--slots '3,a' is not a plan"),
         (("--slots", "17"), "more slots than the 16 experts"),
@@ -82,7 +82,7 @@ def test_table_and_plans(trace: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (("--warm-up", "0"), "nothing to plan from"),
         (("--shards", "0"), "0 shards"),
         (("--workers", "0"), "--workers 0"),
-        (("--half-life", "0"), "half-life of 0 steps"),
+        (("--half-life", "0"), "half-life of activation counts must be above 0 steps"),
         (("--tolerance", "-1"), "tolerance of -1"),
         (("--order", "best"), "--order 'best' is unknown"),
         (("--other-seconds", "-1"), "--other-seconds -1"),

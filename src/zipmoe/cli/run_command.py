@@ -39,6 +39,13 @@ def run_command(
             "only (E), e.g. F=0,C=12,S=8,E=0 [default: one pool of compressed experts, as large as the budget allows]"
         ),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Which experts make room: zipmoe, lru, lfu, lfuda, fifo or marking [default: zipmoe]"),
+    ] = None,
+    half_life: Annotated[
+        float | None, typer.Option(help="Steps after which an activation counts half (zipmoe) [default: 16]")
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue; '-' reads it from standard input")] = None,
     prompt_ids: Annotated[
         str | None, typer.Option(help="Token ids instead of text, separated by commas or blanks")
@@ -77,6 +84,8 @@ def run_command(
 
         PoolSlots.parse(pools)
 
+    _check_policy(policy, half_life)
+
     from zipmoe.store.packed_folder import PackedFolder
 
     PackedFolder.open(folder)  # names what is wrong before Transformers is imported and the tokenizer read
@@ -100,6 +109,8 @@ def run_command(
         mode="exact" if exact else None,
         context_tokens=inputs.shape[1] + max_new_tokens,
         pools=pools,
+        policy=policy,
+        half_life_steps=half_life,
     )
     model = zipmoe.load(folder, experts_implementation=combine, quantization_config=settings)
     mode_line = model.zipmoe_mode_line()
@@ -164,6 +175,15 @@ def _check_options(
         raise InvalidArgumentError("--chat needs --prompt, not --prompt-ids")
     if memory is not None:
         parse_bytes(memory)
+
+
+def _check_policy(policy: str | None, half_life: float | None) -> None:
+    from zipmoe.engine.cache_policy import checked_half_life, checked_policy
+
+    if policy is not None:
+        checked_policy(policy)
+    if half_life is not None:
+        checked_half_life(half_life)
 
 
 def _check_new_file(path: Path) -> None:

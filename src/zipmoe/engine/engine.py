@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -13,6 +14,7 @@ import torch
 from zipmoe import _native
 from zipmoe.codecs.registry import get_codec
 from zipmoe.engine.budget import EXPERT_POOL, MemoryBudget, format_bytes, itemise
+from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS, DEFAULT_POLICY, checked_half_life, checked_policy
 from zipmoe.engine.decoded_tensors import DecodedTensors
 from zipmoe.engine.dense_loading import load_dense
 from zipmoe.engine.dense_tiles import DenseTiles
@@ -32,8 +34,6 @@ from zipmoe.errors import (
 )
 from zipmoe.store.packed_folder import PackedFolder
 
-DEFAULT_POLICY = "lru"
-DEFAULT_HALF_LIFE_STEPS = 16.0
 DEFAULT_IO_THREADS = 4
 """Chunks of 4 MiB in flight: enough for the disk's queue, and checksums run beside the reads."""
 DECODED_TENSORS = "decoded tensors in use"
@@ -72,8 +72,8 @@ class Engine:
         decode_threads: int | None = None,
         io_mode: str = "auto",
         instruction_set: str = "",
-        policy: str = DEFAULT_POLICY,
-        half_life_steps: float = DEFAULT_HALF_LIFE_STEPS,
+        policy: str | None = None,
+        half_life_steps: float | None = None,
         pools: PoolSettings | PoolSlots | None = None,
     ) -> None:
         """Reserve memory, open the files and read the dense matrices.
@@ -88,12 +88,13 @@ class Engine:
             decode_threads: threads that decode, the caller included; default: the processors of this process.
             io_mode: ``"auto"`` (direct where possible) or ``"buffered"``.
             instruction_set: of the decoding kernels; default: the widest that is present.
-            policy: which experts make room for others: ``"lru"`` or another of ``_native.cache_policies()``. Results
-                do not depend on it, only hits and misses do.
-            half_life_steps: for the policy ``"zipmoe"``: steps after which an activation counts half.
-            pools: experts per sparse layer in the pools F, C, S and E, by what is kept of them in memory; they are
-                dispatched by rank, not by ``policy``. Default: one pool of whole records for all layers, as large
-                as the budget allows.
+            policy: which experts make room for others, and with pools who goes where: a name of
+                ``_native.cache_policies()``. Results do not depend on it, only hits and misses do. Default: that of
+                ``PoolSettings``, else ``"zipmoe"``.
+            half_life_steps: for the policy ``"zipmoe"``: steps after which an activation counts half. Default: that of
+                ``PoolSettings``, else 16.
+            pools: experts per sparse layer in the pools F, C, S and E, by what is kept of them in memory. Default: one
+                pool of whole records for all layers, as large as the budget allows.
 
         Raises:
             BudgetTooSmallError: the budget is below the floor, or too small for the pools.
@@ -112,15 +113,14 @@ class Engine:
         self._instruction_set = instruction_set or _native.best_instruction_set()
         _one_of("instruction_set", self._instruction_set, tuple(_native.instruction_sets()))
         _one_of("io_mode", io_mode, IO_MODES)
-        self._policy = _one_of("policy", policy, tuple(_native.cache_policies()))
-        if pools is not None and (policy, half_life_steps) != (DEFAULT_POLICY, DEFAULT_HALF_LIFE_STEPS):
-            raise InvalidArgumentError(
-                "policy and half_life_steps are of the single pool; pools are dispatched by rank",
-                hint="leave them out, and give the half-life of the pools in PoolSettings",
-            )
-        if not half_life_steps > 0:
-            raise InvalidArgumentError(f"half_life_steps must be above 0, not {half_life_steps}")
-        self._half_life_steps = half_life_steps
+        settings = PoolSettings(pools) if isinstance(pools, PoolSlots) else pools
+        if settings is not None:
+            policy = settings.policy if policy is None else policy
+            half_life_steps = settings.half_life_steps if half_life_steps is None else half_life_steps
+        self._policy = checked_policy(DEFAULT_POLICY if policy is None else policy)
+        self._half_life_steps = checked_half_life(
+            DEFAULT_HALF_LIFE_STEPS if half_life_steps is None else half_life_steps
+        )
         self.folder = folder
         self.budget = budget
         manifest = folder.manifest
@@ -128,8 +128,8 @@ class Engine:
         codec = get_codec(manifest.codec.name)
         self._plan = MemoryPlan.of(manifest, self._decode_threads, separable=codec.separable)
         self._pools: PoolMemoryPlan | None = None
-        if pools is not None:
-            settings = PoolSettings(pools) if isinstance(pools, PoolSlots) else pools
+        if settings is not None:
+            settings = replace(settings, policy=self._policy, half_life_steps=self._half_life_steps)
             self._pools = PoolMemoryPlan.of(manifest.expert_groups, settings, separable=codec.separable)
             wanted = self._pools.wanted_bytes
             self._plan.reserve_fixed(budget, wanted, f"pools {describe_slots(self._pools.slots)} per layer")

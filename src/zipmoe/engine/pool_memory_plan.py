@@ -22,8 +22,8 @@ MATRIX_ALIGNMENT_BYTES = 64
 BF16_BYTES = 2
 _SCALE_STEPS = 256
 
-NativePools = tuple[list[tuple[int, list[int], int]], list[tuple[int, list[int], list[int]]], float | None, float, str]
-"""Classes, groups, tolerance, half-life and order of reads; see native/bindings."""
+NativePools = tuple[list[tuple[int, list[int], int]], list[tuple[int, list[int], list[int]]], float | None, str]
+"""Classes, groups, tolerance and order of reads; see native/bindings."""
 
 
 def part_bytes(record: Record) -> tuple[int, ...]:
@@ -156,7 +156,7 @@ def pool_line(plan: PoolMemoryPlan, slots: Sequence[PoolSlots], experts: Sequenc
     staged = max(shape.staging for shape in plan.classes)
     return (
         f"pools {describe_slots(slots)} of {count} experts per layer and {staged} staged "
-        f"({format_bytes(pool_bytes)}, reads in {plan.settings.order} order); policy rank dispatch"
+        f"({format_bytes(pool_bytes)}, reads in {plan.settings.order} order); policy {plan.settings.policy}"
     )
 
 
@@ -171,6 +171,5 @@ def native_pools(plan: PoolMemoryPlan, group_records: Sequence[Sequence[int]]) -
             for group, records in enumerate(group_records)
         ],
         settings.tolerance,
-        settings.half_life,
         settings.order,
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS, DEFAULT_POLICY, checked_half_life, checked_policy
 from zipmoe.errors import InvalidArgumentError
 
 POOL_LETTERS = "FCSE"
@@ -14,8 +15,6 @@ POOL_LETTERS = "FCSE"
 READ_ORDERS = ("cache_affinity", "fifo")
 DEFAULT_STAGING = 4
 """Experts that can be read or executed beside those in the pools: enough reads in flight for the disk's queue."""
-DEFAULT_HALF_LIFE = 16.0
-"""Steps of a layer after which an activation counts half (design notes, ALGORITHMS 6: 8 to 32 are close)."""
 
 _ENTRY = re.compile(r"\s*([A-Za-z])\s*=\s*([0-9]+)\s*")
 _HINT = 'write for example "F=0,C=12,S=8,E=0": experts per sparse layer'
@@ -110,10 +109,12 @@ class PoolSettings:
     staging: int = DEFAULT_STAGING
     """Experts that can be read or executed beside those in the pools."""
     tolerance: float | None = None
-    """Ranks that an expert may be behind a pool's last slot and still enter it (delta of the paper); default: a tenth
-    of the layer's experts."""
-    half_life: float = DEFAULT_HALF_LIFE
-    """Requests of a layer after which a past activation counts half."""
+    """For the policy ``"zipmoe"``: ranks that an expert may be behind a pool's last slot and still enter it (delta of
+    the paper); default: a tenth of the layer's experts."""
+    policy: str = DEFAULT_POLICY
+    """Who makes room, and who goes where: a name of ``_native.cache_policies()``."""
+    half_life_steps: float = DEFAULT_HALF_LIFE_STEPS
+    """For the policy ``"zipmoe"``: steps of the model (requests of a layer) after which an activation counts half."""
     order: str = "cache_affinity"
     """Order of the reads of a request: ``"cache_affinity"`` (the paper's scheduler) or ``"fifo"``."""
 
@@ -122,8 +123,8 @@ class PoolSettings:
             raise InvalidArgumentError(f"at least 1 expert must be staged, not {self.staging}")
         if self.tolerance is not None and not self.tolerance >= 0:
             raise InvalidArgumentError(f"the tolerance of ranks must not be negative: {self.tolerance}")
-        if not self.half_life > 0:
-            raise InvalidArgumentError(f"the half-life of activation counts must be positive, not {self.half_life}")
+        checked_policy(self.policy)
+        checked_half_life(self.half_life_steps)
         if self.order not in READ_ORDERS:
             raise InvalidArgumentError(f"order must be one of {', '.join(READ_ORDERS)}, not {self.order!r}")
 

@@ -12,13 +12,24 @@ from typing import Any
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from zipmoe.checkpoint.source import QUANT_METHOD
+from zipmoe.engine.cache_policy import checked_half_life, checked_policy
 from zipmoe.engine.engine import VERIFY_MODES
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
 
 MODES = ("fast", "exact")
-_LOADING_ATTRIBUTES = ("memory", "mode", "context_tokens", "verify", "io_threads", "decode_threads", "pools")
+_LOADING_ATTRIBUTES = (
+    "memory",
+    "mode",
+    "context_tokens",
+    "verify",
+    "io_threads",
+    "decode_threads",
+    "pools",
+    "policy",
+    "half_life_steps",
+)
 
 
 class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
@@ -36,6 +47,11 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         pools: experts per sparse layer that are kept decoded (F), compressed (C), with their SM-chunks only (S) and
             with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``. Default: one
             pool of compressed experts for all layers, as large as the budget allows.
+        policy: which experts make room for others, and with pools who goes where: ``"zipmoe"`` (decayed activation
+            counts), ``"lru"``, ``"lfu"``, ``"lfuda"``, ``"fifo"`` or ``"marking"``; results do not depend on it.
+            Default: that of ``PoolSettings``, else ``"zipmoe"``.
+        half_life_steps: for the policy ``"zipmoe"``: steps (passes of the model) after which an activation counts half.
+            Default: that of ``PoolSettings``, else 16.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
@@ -53,6 +69,8 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         io_threads: int | None = None,
         decode_threads: int | None = None,
         pools: str | PoolSlots | PoolSettings | None = None,
+        policy: str | None = None,
+        half_life_steps: float | None = None,
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
         **unknown: Any,
@@ -78,6 +96,8 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.io_threads = _positive("io_threads", io_threads)
         self.decode_threads = _positive("decode_threads", decode_threads)
         self.pools = PoolSlots.parse(pools) if isinstance(pools, str) else pools
+        self.policy = checked_policy(policy) if policy is not None else None
+        self.half_life_steps = checked_half_life(half_life_steps) if half_life_steps is not None else None
         if mode is not None:
             _one_of("mode", mode, MODES)
 

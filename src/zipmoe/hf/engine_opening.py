@@ -43,6 +43,8 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         verify=settings.verify,
         io_threads=settings.io_threads,
         decode_threads=settings.decode_threads,
+        policy=settings.policy,
+        half_life_steps=settings.half_life_steps,
         pools=settings.pools,
     )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zipmoe import _native
+from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS, DEFAULT_POLICY, checked_half_life, checked_policy
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.layer_costs import LayerCosts, ScheduledMakespan
 from zipmoe.planning.partition import ExpertBytes, ExpertState, PoolPlan
@@ -28,9 +29,9 @@ SCOPES = ("layer", "model")
 class CacheSettings:
     """How the pools are driven."""
 
-    policy: str = "zipmoe"
+    policy: str = DEFAULT_POLICY
     """A name of ``_native.cache_policies()``."""
-    half_life_steps: float = 16.0
+    half_life_steps: float = DEFAULT_HALF_LIFE_STEPS
     """Steps after which an activation counts half (``zipmoe``); infinity: never."""
     tolerance: float | None = None
     """delta of the rank thresholds (``zipmoe``), in experts; None: 10 % of the experts that share the pools."""
@@ -40,13 +41,8 @@ class CacheSettings:
     """``layer``: every layer has pools of its own; ``model``: all layers share them, with the slots of all plans."""
 
     def __post_init__(self) -> None:
-        policies = _native.cache_policies()
-        if self.policy not in policies:
-            raise InvalidArgumentError(
-                f"cache policy {self.policy!r} does not exist", hint=f"choose one of {', '.join(policies)}"
-            )
-        if not self.half_life_steps > 0:
-            raise InvalidArgumentError(f"a half-life of {self.half_life_steps:g} steps is not positive")
+        checked_policy(self.policy)
+        checked_half_life(self.half_life_steps)
         if self.tolerance is not None and not self.tolerance >= 0:
             raise InvalidArgumentError(f"a tolerance of {self.tolerance:g} experts is negative")
         if self.scope not in SCOPES:

@@ -1,0 +1,26 @@
+"""Which experts make room for others: what one option offers with the single pool and with the pools F, C, S, E."""
+
+from __future__ import annotations
+
+from zipmoe import _native
+from zipmoe.errors import InvalidArgumentError
+
+DEFAULT_POLICY = "zipmoe"
+"""The paper's decayed counts: more hits than LRU in replays of real routing (docs/simulation.md)."""
+DEFAULT_HALF_LIFE_STEPS = 16.0
+"""Steps of the model after which an activation counts half (design notes, ALGORITHMS 6: 8 to 32 are close)."""
+
+
+def checked_policy(name: str) -> str:
+    """The name of a policy; InvalidArgumentError, naming the choices, if there is none of this name."""
+    names = _native.cache_policies()
+    if name not in names:
+        raise InvalidArgumentError(f"policy must be one of {', '.join(names)}, not {name!r}")
+    return name
+
+
+def checked_half_life(steps: float) -> float:
+    """A half-life; InvalidArgumentError unless it is above 0 (infinity: counts never decay)."""
+    if not steps > 0:
+        raise InvalidArgumentError(f"the half-life of activation counts must be above 0 steps, not {steps:g}")
+    return steps
