@@ -143,7 +143,7 @@ def test_pools_are_named_in_the_mode_line(packed: Any) -> None:
     settings = zipmoe.ZipMoEConfig(memory="8GB", pools="S=2, c=1")
     model = zipmoe.load(packed("mixtral", SEPARABLE[0], 2), quantization_config=settings)
     line = model.zipmoe_mode_line()
-    assert "pools F 0, C 1, S 2, E 0 of 6 experts per layer and 4 staged (" in line
+    assert "pools F 0, C 1, S 2, E 0 of 6 experts per layer and 4 staged" in line
     assert "reads in cache_affinity order" in line
     with pytest.raises(InvalidArgumentError, match="does not say how many experts"):
         zipmoe.ZipMoEConfig(pools="C=all")

@@ -14,6 +14,8 @@ POOL_LETTERS = "FCSE"
 READ_ORDERS = ("cache_affinity", "fifo")
 DEFAULT_STAGING = 4
 """Experts that can be read or executed beside those in the pools: enough reads in flight for the disk's queue."""
+DEFAULT_DECOMPRESS_AHEAD = 2
+"""Experts whose exponents are decompressed before they are asked for."""
 DEFAULT_HALF_LIFE = 16.0
 """Steps of a layer after which an activation counts half (design notes, ALGORITHMS 6: 8 to 32 are close)."""
 
@@ -115,11 +117,21 @@ class PoolSettings:
     half_life: float = DEFAULT_HALF_LIFE
     """Requests of a layer after which a past activation counts half."""
     order: str = "cache_affinity"
-    """Order of the reads of a request: ``"cache_affinity"`` (the paper's scheduler) or ``"fifo"``."""
+    """Order of the reads and decompressions of a request: ``"cache_affinity"`` (the paper's scheduler) or
+    ``"fifo"``."""
+    decompress_ahead: int = DEFAULT_DECOMPRESS_AHEAD
+    """Experts whose exponents can be decompressed, by as many workers as there are decoding threads, before they are
+    asked for; each takes one byte per weight. 0: all is decompressed when a matrix is asked for. Of no effect with
+    codecs whose exponents are not held apart."""
 
     def __post_init__(self) -> None:
         if self.staging < 1:
             raise InvalidArgumentError(f"at least 1 expert must be staged, not {self.staging}")
+        if isinstance(self.decompress_ahead, bool) or self.decompress_ahead < 0:
+            raise InvalidArgumentError(
+                f"the exponents of {self.decompress_ahead} experts cannot be decompressed ahead",
+                hint="give 0 to decompress when a matrix is asked for",
+            )
         if self.tolerance is not None and not self.tolerance >= 0:
             raise InvalidArgumentError(f"the tolerance of ranks must not be negative: {self.tolerance}")
         if not self.half_life > 0:
