@@ -80,6 +80,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             if expected is not None and tokens != expected:
                 raise SystemExit(f"with {buffers} buffers other tokens come out")
             expected = tokens
+            print(f"{repetition}: {buffers} buffers {report['tpot_seconds']:.4f} s per token", flush=True)
             if repetition:  # the first one filled the pools
                 runs[buffers].append(report)
     before, after = arguments.buffers

@@ -42,7 +42,7 @@ void RecordLoader::start_parts(RecordIndex record, const std::array<uint8_t*, 2>
 
 void RecordLoader::submit(RecordIndex record, ReadJob job, const PartPlaces& places,
                           const std::array<bool, 2>& missing) {
-  job.tag = 2 * uint64_t{record} + (missing[0] ? 0 : 1);
+  job.tag = missing[0] ? record : uint64_t{table_.size()} + record;
   {
     std::lock_guard lock(mutex_);
     loads_[job.tag] = {record, places, missing, job.offset, job.length};

@@ -81,7 +81,9 @@ class RecordLoader final : public ReadSink {
     uint64_t length = 0;
   };
 
-  std::vector<Load> loads_;  // by record and first missing part: the tag; written before the read is submitted
+  // By tag: the record or, of reads without its first part, that and the number of records. Written before the read is
+  // submitted.
+  std::vector<Load> loads_;
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::deque<LoadOutcome> outcomes_;

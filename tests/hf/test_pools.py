@@ -94,7 +94,7 @@ def test_logits_are_equal_with_separable_codecs(plain: Any, packed: Any, codec: 
     folder = packed("mixtral", codec, shards)
     for number, (name, slots) in enumerate(POOLS.items()):
         workers = (1, 2, 4)[(number + shards) % 3]
-        pools = PoolSettings(slots, staging=1 + number % 2, half_life=2.0)
+        pools = PoolSettings(slots, staging=1 + number % 2, half_life=2.0, decompress_ahead=number % 3)
         counters = assert_exact(folder, expected, pools, workers, "grouped_mm")
         assert counters.evictions > 0
         for letter, count in counters.hits_by_pool.items():
@@ -114,7 +114,7 @@ def test_logits_are_equal_with_a_fused_codec(plain: Any, packed: Any, name: str,
 def test_logits_are_equal_with_any_number_of_workers(plain: Any, packed: Any, name: str, workers: int) -> None:
     _, expected = plain("mixtral")
     folder = packed("mixtral", SEPARABLE[0], 4)
-    assert_exact(folder, expected, PoolSettings(POOLS[name], half_life=2.0), workers, "grouped_mm")
+    assert_exact(folder, expected, PoolSettings(POOLS[name], half_life=2.0, decompress_ahead=2), workers, "grouped_mm")
 
 
 @pytest.mark.parametrize("name", ["F", "FCSE", "SE"])

@@ -14,8 +14,9 @@ POOL_LETTERS = "FCSE"
 READ_ORDERS = ("cache_affinity", "fifo")
 DEFAULT_STAGING = 4
 """Experts that can be read or executed beside those in the pools: enough reads in flight for the disk's queue."""
-DEFAULT_DECOMPRESS_AHEAD = 2
-"""Experts whose exponents are decompressed before they are asked for."""
+DEFAULT_DECOMPRESS_AHEAD = 0
+"""Experts whose exponents are decompressed before they are asked for. It pays where the model waits for the disk or
+executes on another device (docs/pools.md)."""
 DEFAULT_HALF_LIFE = 16.0
 """Steps of a layer after which an activation counts half (design notes, ALGORITHMS 6: 8 to 32 are close)."""
 
