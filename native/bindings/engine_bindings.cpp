@@ -39,7 +39,7 @@ using ExtentTuple = std::tuple<uint64_t, uint64_t, uint64_t>;
 using SectionPairs = std::vector<std::pair<uint64_t, uint64_t>>;
 using MatrixTuple = std::tuple<uint64_t, uint64_t, SectionPairs, std::vector<uint32_t>>;
 using SlotArray = std::array<uint32_t, kPools>;
-using PoolClassTuple = std::tuple<uint64_t, std::vector<uint64_t>, uint32_t>;
+using PoolClassTuple = std::tuple<uint64_t, std::vector<uint64_t>, uint32_t, uint64_t, uint32_t>;
 using PoolGroupTuple = std::tuple<uint32_t, std::vector<uint32_t>, SlotArray>;
 using PoolsTuple =
     std::tuple<std::vector<PoolClassTuple>, std::vector<PoolGroupTuple>, std::optional<double>, std::string>;
@@ -76,8 +76,12 @@ uint32_t add_record(RecordTable& table, std::string record_name, uint32_t file, 
 EnginePools pool_options(const PoolsTuple& tuple) {
   const auto& [classes, groups, tolerance, read_order] = tuple;
   EnginePools options;
-  for (const auto& [full_bytes, part_bytes, staging] : classes) {
-    PoolClass shape{.full_bytes = full_bytes, .part_bytes = {}, .staging = staging};
+  for (const auto& [full_bytes, part_bytes, staging, exponent_bytes, exponent_buffers] : classes) {
+    PoolClass shape{.full_bytes = full_bytes,
+                    .part_bytes = {},
+                    .staging = staging,
+                    .exponent_bytes = exponent_bytes,
+                    .exponent_buffers = exponent_buffers};
     for (size_t part = 0; part < part_bytes.size(); ++part) shape.part_bytes.at(part) = part_bytes[part];
     options.classes.push_back(shape);
   }
@@ -247,6 +251,9 @@ nb::dict counters(const ProcessBoundEngine& self) {
   result["wait_seconds"] = counted.wait_seconds;
   result["decode_seconds"] = counted.decode_seconds;
   result["decoded_bytes"] = counted.decoded_bytes;
+  result["ready_bytes"] = counted.ready_bytes;
+  result["ahead_bytes"] = counted.ahead_bytes;
+  result["decompress_ahead_seconds"] = counted.decompress_ahead_seconds;
   return result;
 }
 
@@ -299,8 +306,9 @@ void bind_engine(nb::module_& module) {
            "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
            "pools"_a = nb::none(),
            "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "
-           "classes: (classes: (F slot bytes, slot bytes of each part, staged experts), groups: (class, records, slots "
-           "of F, C, S, E), tolerance of ranks or None, order of reads).")
+           "classes: (classes: (F slot bytes, slot bytes of each part, staged experts, bytes and number of buffers for "
+           "decompressed exponents), groups: (class, records, slots of F, C, S, E), tolerance of ranks or None, order of "
+           "reads).")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
       .def(
           "begin_request",

@@ -38,6 +38,9 @@ uint64_t PoolMemory::reserved_bytes(const std::vector<PoolClass>& classes, const
     for (uint32_t part = 0; part < kPartsMax; ++part) {
       bytes += SlotPool::reserved_bytes(classes[number].part_bytes[part], counts.parts[part]);
     }
+    if (classes[number].exponent_buffers > 0) {
+      bytes += SlotPool::reserved_bytes(classes[number].exponent_bytes, classes[number].exponent_buffers);
+    }
   }
   return bytes;
 }
@@ -76,6 +79,10 @@ PoolMemory::PoolMemory(Arena& arena, uint64_t base_offset, std::vector<PoolClass
     pools.full = make_pool(shape.full_bytes, counts.full);
     for (uint32_t part = 0; part < parts_; ++part) {
       pools.parts[part] = make_pool(shape.part_bytes[part], counts.parts[part]);
+    }
+    if (shape.exponent_buffers > 0) {
+      pools.exponents = make_pool(shape.exponent_bytes, shape.exponent_buffers);
+      while (std::optional<Slot> slot = pools.exponents->acquire()) pools.exponent_buffers.push_back(std::move(*slot));
     }
     pools_.push_back(std::move(pools));
   }
@@ -198,6 +205,12 @@ const uint8_t* PoolMemory::full(RecordIndex record) const {
   return held->weights.data();
 }
 
+std::vector<uint8_t*> PoolMemory::exponent_buffers(uint32_t group) const {
+  std::vector<uint8_t*> buffers;
+  for (const Slot& slot : pools_.at(groups_.at(group).pool_class).exponent_buffers) buffers.push_back(slot.data());
+  return buffers;
+}
+
 void PoolMemory::resize(std::span<const PoolSlots> slots) {
   if (slots.size() != groups_.size()) throw std::invalid_argument("every group needs its numbers of slots");
   for (uint32_t group = 0; group < groups_.size(); ++group) {
@@ -245,6 +258,7 @@ uint64_t PoolMemory::slot_bytes() const {
     for (uint32_t part = 0; part < parts_; ++part) {
       bytes += pools.parts[part]->slot_bytes() * pools.parts[part]->slots();
     }
+    if (pools.exponents) bytes += pools.exponents->slot_bytes() * pools.exponents->slots();
   }
   return bytes;
 }

@@ -3,8 +3,8 @@
 // The parts of a record (E-chunks and SM-chunks of all its matrices; one packed part with other codecs) have slots of
 // their own: an expert in C holds one of each, one in S or E only its one. So C, S and E share two rows of equal slots,
 // nothing fragments, and moving between them drops a slot or adds one and never copies. Decoded experts (F) have a
-// third row. Beside the pools' slots there are staging slots for experts that are being read or executed. Not
-// thread-safe.
+// third row. Beside the pools' slots there are staging slots for experts that are being read or executed, and buffers
+// for exponents that are decompressed before their expert is executed. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -30,6 +30,8 @@ struct PoolClass {
   uint64_t full_bytes = 0;                       // of an F slot, a multiple of 4096
   std::array<uint64_t, kPartsMax> part_bytes{};  // of the slots of each part, multiples of 4096; 0: no such part
   uint32_t staging = 1;                          // experts that can be read or executed beside those in the pools
+  uint64_t exponent_bytes = 0;                   // decompressed exponents of one expert, a multiple of 4096
+  uint32_t exponent_buffers = 0;                 // experts whose exponents can be decompressed ahead
 };
 
 struct PoolGroup {
@@ -77,6 +79,9 @@ class PoolMemory {
   void settle_full(RecordIndex record, Slot decoded);
   const uint8_t* full(RecordIndex record) const;  // throws std::logic_error unless it is in F
 
+  // Room for the decompressed exponents of that many experts.
+  std::vector<uint8_t*> exponent_buffers(uint32_t group) const;
+
   // Other numbers of slots per group, at most those at the beginning. Nobody may hold more than they allow, and
   // nothing may be staged.
   void resize(std::span<const PoolSlots> slots);
@@ -113,6 +118,8 @@ class PoolMemory {
   struct ClassPools {
     std::unique_ptr<SlotPool> full;
     std::array<std::unique_ptr<SlotPool>, kPartsMax> parts;
+    std::unique_ptr<SlotPool> exponents;  // none without buffers
+    std::vector<Slot> exponent_buffers;   // all slots of it
   };
   struct ClassCounts {
     uint32_t full = 0;

@@ -144,6 +144,17 @@ void PlanarCodec::decode_rows(const MatrixView& matrix, uint64_t row_begin, uint
   });
 }
 
+void PlanarCodec::decompress_shard_of(const MatrixView& matrix, uint32_t shard, std::span<uint8_t> raw) const {
+  if (std::string reason = unavailable_reason(); !reason.empty()) throw UnknownCodec(reason);
+  uint64_t begin = 0;
+  for (uint32_t i = 0; i < shard; ++i) begin += matrix.shard_bytes[i];
+  const uint64_t bytes = matrix.shard_bytes[shard];
+  if (begin + bytes > matrix.sections[0].size()) {
+    throw FormatError(std::string(name()) + ": the shards exceed the E section");
+  }
+  if (!raw.empty()) decompress_shard(matrix.sections[0].subspan(begin, bytes), raw);
+}
+
 RowRange PlanarCodec::split_at(const MatrixView& matrix, uint64_t row) const {
   check_row_range(matrix.shape, row, row + 1);
   const uint64_t shards = std::max<uint64_t>(matrix.shard_bytes.size(), 1);

@@ -28,6 +28,8 @@ class PlanarCodec : public Codec {
   void decompress_exponents(std::span<const uint8_t> compressed, std::span<uint8_t> raw) const {
     decompress_shard(compressed, raw);
   }
+  // The same for one shard of a matrix of which only the E section need be there; an empty shard is left alone.
+  void decompress_shard_of(const MatrixView& matrix, uint32_t shard, std::span<uint8_t> raw) const;
 
  protected:
   // Upper bound of the compressed bytes of a shard. Throws std::invalid_argument for more than the library can take.

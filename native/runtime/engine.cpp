@@ -64,6 +64,8 @@ void check_pools(const RecordTable& table, const EngineOptions& options) {
         require_fit(part.length <= shape.part_bytes[extent], table, record, "does not fit into the slots of its parts");
       }
       require_fit(table.decoded_bytes(record) <= shape.full_bytes, table, record, "does not fit into an F slot");
+      require_fit(shape.exponent_buffers == 0 || table.exponent_bytes(record) <= shape.exponent_bytes, table, record,
+                  "does not fit into the buffers of exponents");
       pooled[record] = true;
     }
   }
@@ -130,7 +132,7 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
   }
   decoder_ = std::make_unique<RowDecoder>(table_.codec(), options_.instruction_set, options_.decode_threads);
   if (!reader) reader = make_reader(table_, options_);
-  loader_ = std::make_unique<RecordLoader>(table_, verifier_, std::move(reader));
+  loader_ = std::make_unique<RecordLoader>(table_, verifier_, std::move(reader), ahead_.get());
   io_mode_ = loader_->reader().mode();
   fallback_reason_ = loader_->reader().fallback_reason();
 }
@@ -140,6 +142,9 @@ Engine::~Engine() { close(); }
 void Engine::lay_out_pools(uint64_t offset) {
   const EnginePools& pools = *options_.pools;
   pool_memory_ = std::make_unique<PoolMemory>(*arena_, offset, pools.classes, pools.groups, table_.size());
+  if (std::any_of(pools.classes.begin(), pools.classes.end(), [](const auto& c) { return c.exponent_buffers > 0; })) {
+    ahead_ = std::make_unique<DecompressAhead>(table_, options_.decode_threads);
+  }
   PolicyParameters parameters = options_.policy_parameters;
   parameters.requests_per_step = 1;
   for (const PoolGroup& group : pools.groups) {
@@ -189,6 +194,13 @@ LoadProgress Engine::load_dense(std::chrono::milliseconds timeout) {
 ReadRates Engine::measured_rates() const {
   ReadRates rates;
   const ReadCounters read = loader_->reader().counters();
+  const DecompressAhead::Counters ahead = ahead_ ? ahead_->counters() : DecompressAhead::Counters{};
+  if (read.busy_seconds > 0 && read.bytes > 0 && ahead.seconds > 0) {
+    rates.read_bytes_per_second = static_cast<double>(read.bytes) / read.busy_seconds;
+    rates.decode_bytes_per_second =
+        2 * static_cast<double>(ahead.bytes) * options_.decode_threads / ahead.seconds;  // two bytes of BF16 for each
+    return rates;
+  }
   if (read.busy_seconds <= 0 || read.bytes == 0 || counters_.decode_seconds <= 0 || counters_.decoded_bytes == 0) {
     return rates;
   }
@@ -221,6 +233,7 @@ void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order,
                                                              .dispatch = *dispatch_.at(group),
                                                              .loader = *loader_,
                                                              .decoder = *decoder_,
+                                                             .ahead = ahead_.get(),
                                                              .workers = options_.decode_threads,
                                                              .rates = measured_rates(),
                                                              .read_order = options_.pools->read_order},
@@ -282,6 +295,10 @@ void Engine::decode(RecordIndex record, uint32_t matrix, uint64_t row_begin, uin
   if (in_full_pool(record)) {
     const uint8_t* decoded = pool_memory_->full(record) + table_.decoded_offset(record, matrix);
     std::memcpy(out.data(), decoded + row_begin * view.shape.columns * sizeof(uint16_t), weights * sizeof(uint16_t));
+    return;
+  }
+  if (pool_memory_ && options_.class_of_record[record] != ExpertCache::kNotCached) {
+    pooled_request_->decode(matrix, row_begin, row_end, out.data());
     return;
   }
   const auto begin = std::chrono::steady_clock::now();
@@ -427,6 +444,7 @@ void Engine::close() {
   account_request();
   counters_ = with_parts(counters_);
   loader_.reset();
+  ahead_.reset();
   decoder_.reset();
   arena_->release(0, arena_->bytes());
   closed_ = true;
@@ -443,6 +461,10 @@ EngineCounters Engine::counters() const {
 EngineCounters Engine::with_parts(EngineCounters counted) const {
   counted.read = loader_->reader().counters();
   counted.part_read_bytes = loader_->part_bytes();
+  if (ahead_) {
+    counted.ahead_bytes = ahead_->counters().bytes;
+    counted.decompress_ahead_seconds = ahead_->counters().seconds;
+  }
   counted.verify_seconds = verifier_.seconds();
   counted.evictions = pool_memory_ ? pool_memory_->dropped() : cache_->evictions();
   if (pool_memory_) {
@@ -468,6 +490,7 @@ EngineCounters Engine::with_request(EngineCounters counted) const {
   }
   counted.decoded_bytes += pooled_request_->decoded_bytes();
   counted.decode_seconds += pooled_request_->decode_seconds();
+  counted.ready_bytes += pooled_request_->ready_bytes();
   return counted;
 }
 

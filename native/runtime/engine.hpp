@@ -60,8 +60,11 @@ struct EngineCounters {
   uint64_t requests = 0;
   uint64_t decoded_bytes = 0;  // of BF16
   double decode_seconds = 0;
-  double verify_seconds = 0;  // summed over the reader's threads
-  double wait_seconds = 0;    // callers waiting for experts
+  uint64_t ready_bytes = 0;             // of decoded_bytes: their exponents had been decompressed before
+  uint64_t ahead_bytes = 0;             // exponents decompressed ahead
+  double decompress_ahead_seconds = 0;  // for them, summed over threads
+  double verify_seconds = 0;            // summed over the reader's threads
+  double wait_seconds = 0;              // callers waiting for experts
   ReadCounters read;
 };
 
@@ -149,6 +152,7 @@ class Engine {
   std::vector<std::span<uint8_t>> scratch_;
   std::unique_ptr<ExpertCache> cache_;  // without pools
   std::unique_ptr<RowDecoder> decoder_;
+  std::unique_ptr<DecompressAhead> ahead_;  // with exponent buffers; before the loader, whose threads call it
   std::unique_ptr<RecordLoader> loader_;
   std::unique_ptr<PoolMemory> pool_memory_;            // instead of the cache
   std::vector<std::unique_ptr<LayerPools>> dispatch_;  // by group

@@ -11,8 +11,9 @@
 
 #include "cache/layer_pools.hpp"
 #include "cache/pool_memory.hpp"
+#include "runtime/decompress_ahead.hpp"
+#include "runtime/layer_order.hpp"
 #include "runtime/layer_request.hpp"
-#include "runtime/read_order.hpp"
 #include "runtime/record_loader.hpp"
 #include "runtime/row_decoder.hpp"
 
@@ -25,7 +26,8 @@ struct PoolContext {
   LayerPools& dispatch;  // of the request's group
   RecordLoader& loader;
   RowDecoder& decoder;
-  uint32_t workers = 1;  // of the decoder
+  DecompressAhead* ahead = nullptr;  // none: exponents are decompressed when a matrix is asked for
+  uint32_t workers = 1;              // of the decoder
   ReadRates rates;
   OrderKind read_order = OrderKind::cache_affinity;
 };
@@ -47,11 +49,14 @@ class PooledRequest final : public LayerRequest {
 
   // Requested experts by what of them was in memory, in the order of Residency.
   const std::array<uint64_t, kPools + 1>& by_residency() const { return by_residency_; }
-  // Of experts that were decoded into the pool F.
-  uint64_t decoded_bytes() const { return decoded_bytes_; }
-  double decode_seconds() const { return decode_seconds_; }
   // Where the parts of the expert handed out last are, unless it is in F.
   PartPlaces current_places() const;
+  // Rows of a matrix of it.
+  void decode(uint32_t matrix, uint64_t row_begin, uint64_t row_end, uint16_t* out);
+  uint64_t decoded_bytes() const { return decoded_bytes_; }
+  // Of these, bytes whose exponents were decompressed before they were asked for.
+  uint64_t ready_bytes() const { return ready_bytes_; }
+  double decode_seconds() const { return decode_seconds_; }
 
  private:
   enum class State : uint8_t { unissued, reading, ready, handed_out, failed, released };
@@ -63,29 +68,35 @@ class PooledRequest final : public LayerRequest {
     State state;
     Residency destination;
     StagedParts staged;
+    uint32_t under_way = 0;              // reads
+    std::array<bool, kPartsMax> left{};  // parts that are to arrive
   };
 
   // Moves of experts that were not asked for, by number in the group: who makes room does so at once. Returns those
   // that go from F to S, with slots for their SM-chunks.
   std::vector<std::pair<RecordIndex, StagedParts>> move_others(uint32_t group,
                                                                const std::unordered_map<uint32_t, Residency>& moves);
-  std::vector<uint32_t> affinity_order() const;
+  LayerOrder order_of_work() const;
+  void start_decompressing(std::vector<ShardTask> priority);
+  bool start_read(const PartRead& read, bool& blocked);
   void issue_reads();
   void make_room();
   void settle(const LoadOutcome& outcome);
   std::optional<uint32_t> choose() const;
   void hand_out(uint32_t chosen);
-  void decode_into_full_pool(Item& item);
+  void decode_into_full_pool(uint32_t index);
+  void withdraw(const Item& item);
+  void decode_rows(uint32_t index, uint32_t matrix, uint64_t row_begin, uint64_t row_end, uint16_t* out);
   void release_current();
   bool keep_what_is_there(Item& item);
 
   const PoolContext context_;
   const HandOutOrder order_;
   std::vector<Item> items_;
-  std::vector<uint32_t> reads_;  // items in the order in which they are read; those that need no read are skipped
-  size_t next_read_ = 0;
-  std::deque<uint32_t> ready_;  // as_available: items in the order of handing out
-  uint32_t head_ = 0;           // ascending: the next item
+  std::vector<PartRead> reads_;  // not yet begun, in their order; those of items that need none any more are skipped
+  std::deque<uint32_t>
+      ready_;          // as_available: items in F, then the others in the order in which their parts were there
+  uint32_t head_ = 0;  // ascending: the next item
   uint64_t reading_ = 0;
   uint64_t left_ = 0;  // items not yet handed out
   std::optional<uint32_t> current_;
@@ -93,6 +104,7 @@ class PooledRequest final : public LayerRequest {
   RecordIndex failed_record_ = 0;
   std::array<uint64_t, kPools + 1> by_residency_{};
   uint64_t decoded_bytes_ = 0;
+  uint64_t ready_bytes_ = 0;
   double decode_seconds_ = 0;
   double wait_seconds_ = 0;
 };

@@ -6,24 +6,25 @@
 
 namespace zipmoe {
 
-RecordLoader::RecordLoader(const RecordTable& table, RecordVerifier& verifier, std::unique_ptr<Reader> reader)
-    : table_(table), verifier_(verifier), loads_(table.size()), reader_(std::move(reader)) {}
+RecordLoader::RecordLoader(const RecordTable& table, RecordVerifier& verifier, std::unique_ptr<Reader> reader,
+                           ArrivalListener* listener)
+    : table_(table),
+      verifier_(verifier),
+      listener_(listener),
+      loads_(2 * static_cast<size_t>(table.size())),
+      reader_(std::move(reader)) {}
 
 void RecordLoader::start(RecordIndex record, uint8_t* destination) {
   const Record& entry = table_[record];
-  submit({.file = entry.file,
-          .offset = entry.offset,
-          .length = entry.length,
-          .destination = destination,
-          .tag = record,
-          .sink = this},
+  submit(record,
+         {.file = entry.file, .offset = entry.offset, .length = entry.length, .destination = destination, .sink = this},
          table_.places(record, destination), {true, true});
 }
 
 void RecordLoader::start_parts(RecordIndex record, const std::array<uint8_t*, 2>& places,
                                const std::array<bool, 2>& missing) {
   const Record& entry = table_[record];
-  ReadJob job{.file = entry.file, .offset = entry.offset, .tag = record, .sink = this};
+  ReadJob job{.file = entry.file, .offset = entry.offset, .sink = this};
   for (uint32_t extent = 0; extent < entry.extents.size(); ++extent) {
     if (!missing[extent]) continue;
     const Section part = table_.part(record, extent);
@@ -36,13 +37,15 @@ void RecordLoader::start_parts(RecordIndex record, const std::array<uint8_t*, 2>
     }
     job.length += part.length;
   }
-  submit(job, {places[0], places[1]}, missing);
+  submit(record, job, {places[0], places[1]}, missing);
 }
 
-void RecordLoader::submit(const ReadJob& job, const PartPlaces& places, const std::array<bool, 2>& missing) {
+void RecordLoader::submit(RecordIndex record, ReadJob job, const PartPlaces& places,
+                          const std::array<bool, 2>& missing) {
+  job.tag = missing[0] ? record : uint64_t{table_.size()} + record;
   {
     std::lock_guard lock(mutex_);
-    loads_[job.tag] = {places, missing, job.offset, job.length};
+    loads_[job.tag] = {record, places, missing, job.offset, job.length};
     ++outstanding_;
   }
   reader_->submit(job);
@@ -55,33 +58,33 @@ std::array<uint64_t, 2> RecordLoader::part_bytes() const {
 
 void RecordLoader::read_completed(const ReadCompletion& completion) noexcept {
   std::optional<LoadFailure> failure = examine(completion);
+  const Load& load = loads_[completion.tag];
+  if (!failure && listener_ != nullptr) listener_->parts_arrived(load.record, load.missing);
   {
     std::lock_guard lock(mutex_);
     if (completion.error_number == 0) {
-      const auto record = static_cast<RecordIndex>(completion.tag);
-      for (uint32_t extent = 0; extent < table_[record].extents.size(); ++extent) {
-        if (loads_[record].missing[extent]) part_bytes_[extent] += table_.part(record, extent).length;
+      for (uint32_t extent = 0; extent < table_[load.record].extents.size(); ++extent) {
+        if (load.missing[extent]) part_bytes_[extent] += table_.part(load.record, extent).length;
       }
     }
-    outcomes_.push_back({static_cast<RecordIndex>(completion.tag), std::move(failure)});
+    outcomes_.push_back({load.record, load.missing, std::move(failure)});
   }
   arrived_.notify_one();
 }
 
 std::optional<LoadFailure> RecordLoader::examine(const ReadCompletion& completion) const noexcept {
-  const auto record = static_cast<RecordIndex>(completion.tag);
   if (completion.error_number != 0) {
     return LoadFailure{RecordFault::read_failed,
                        "read failed: " + std::generic_category().message(completion.error_number)};
   }
-  const Load& load = loads_[record];
+  const Load& load = loads_[completion.tag];
   if (completion.bytes < load.length) {
     return LoadFailure{RecordFault::truncated, "only " + std::to_string(completion.bytes) + " of " +
                                                    std::to_string(load.length) + " bytes are there at offset " +
                                                    std::to_string(load.offset)};
   }
   try {
-    verifier_.verify(record, load.places, load.missing);
+    verifier_.verify(load.record, load.places, load.missing);
     return std::nullopt;
   } catch (const RecordError& error) {
     return LoadFailure{error.fault(), error.what()};

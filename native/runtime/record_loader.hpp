@@ -26,17 +26,29 @@ struct LoadFailure {
 
 struct LoadOutcome {
   RecordIndex record = 0;
-  std::optional<LoadFailure> failure;  // none: the record is there and may be decoded
+  std::array<bool, 2> parts{};         // that were read, by extent
+  std::optional<LoadFailure> failure;  // none: they are there and verified
+};
+
+// Hears of parts that are there and verified before anybody takes the outcome, on a thread of the reader. Must not
+// block for long.
+class ArrivalListener {
+ public:
+  virtual ~ArrivalListener() = default;
+  virtual void parts_arrived(RecordIndex record, const std::array<bool, 2>& parts) noexcept = 0;
 };
 
 class RecordLoader final : public ReadSink {
  public:
-  RecordLoader(const RecordTable& table, RecordVerifier& verifier, std::unique_ptr<Reader> reader);
+  // `listener`: outlives the loader; none: nullptr.
+  RecordLoader(const RecordTable& table, RecordVerifier& verifier, std::unique_ptr<Reader> reader,
+               ArrivalListener* listener = nullptr);
 
-  // `destination`: room for the record, 4096-aligned, with 64 readable bytes after it. At most one load per record.
+  // `destination`: room for the record, 4096-aligned, with 64 readable bytes after it. At most one load at a time
+  // of a part of a record.
   void start(RecordIndex record, uint8_t* destination);
-  // Reads the parts (by extent) that are `missing`, each to its place, all of them in one read; the other parts are in
-  // their places already. For records whose parts begin at multiples of 4096.
+  // Reads the parts (by extent) that are `missing`, each to its place, all of them in one read; the other parts have
+  // places, too, whether they are there or on their way. For records whose parts begin at multiples of 4096.
   void start_parts(RecordIndex record, const std::array<uint8_t*, 2>& places, const std::array<bool, 2>& missing);
   // The next outcome, in order of completion; nothing if none arrived in time.
   std::optional<LoadOutcome> wait(std::chrono::milliseconds timeout);
@@ -56,18 +68,22 @@ class RecordLoader final : public ReadSink {
  private:
   std::optional<LoadOutcome> take_first();
   std::optional<LoadFailure> examine(const ReadCompletion& completion) const noexcept;
-  void submit(const ReadJob& job, const PartPlaces& places, const std::array<bool, 2>& missing);
+  void submit(RecordIndex record, ReadJob job, const PartPlaces& places, const std::array<bool, 2>& missing);
 
   const RecordTable& table_;
   RecordVerifier& verifier_;
+  ArrivalListener* const listener_;
   struct Load {
+    RecordIndex record = 0;
     PartPlaces places{};
     std::array<bool, 2> missing{};
     uint64_t offset = 0;  // in the file
     uint64_t length = 0;
   };
 
-  std::vector<Load> loads_;  // by record; written before the read is submitted
+  // By tag: the record or, of reads without its first part, that and the number of records. Written before the read is
+  // submitted.
+  std::vector<Load> loads_;
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::deque<LoadOutcome> outcomes_;

@@ -84,19 +84,32 @@ Section RecordTable::part(RecordIndex record, uint32_t extent) const {
   return {begin, end - begin};
 }
 
-uint64_t RecordTable::decoded_offset(RecordIndex record, uint32_t matrix) const {
+// End of the matrices before this one.
+uint64_t RecordTable::matrices_end(RecordIndex record, uint32_t matrix, uint64_t bytes_per_weight) const {
   const std::vector<RecordMatrix>& matrices = records_.at(record).matrices;
   uint64_t offset = 0;
   for (uint32_t i = 0; i < matrix; ++i) {
     const MatrixShape shape = matrices.at(i).shape;
-    const uint64_t bytes = shape.rows * shape.columns * sizeof(uint16_t);
+    const uint64_t bytes = shape.rows * shape.columns * bytes_per_weight;
     offset += (bytes + kSectionAlignmentBytes - 1) / kSectionAlignmentBytes * kSectionAlignmentBytes;
   }
   return offset;
 }
 
+uint64_t RecordTable::decoded_offset(RecordIndex record, uint32_t matrix) const {
+  return matrices_end(record, matrix, sizeof(uint16_t));
+}
+
 uint64_t RecordTable::decoded_bytes(RecordIndex record) const {
   return decoded_offset(record, static_cast<uint32_t>(records_.at(record).matrices.size()));
+}
+
+uint64_t RecordTable::exponent_offset(RecordIndex record, uint32_t matrix) const {
+  return matrices_end(record, matrix, 1);
+}
+
+uint64_t RecordTable::exponent_bytes(RecordIndex record) const {
+  return exponent_offset(record, static_cast<uint32_t>(records_.at(record).matrices.size()));
 }
 
 PartPlaces RecordTable::places(RecordIndex record, const uint8_t* data) const {

@@ -71,8 +71,13 @@ class RecordTable {
   // Decoded records: matrices one after the other, each at a multiple of 64 bytes.
   uint64_t decoded_offset(RecordIndex record, uint32_t matrix) const;
   uint64_t decoded_bytes(RecordIndex record) const;
+  // The same for exponents that have been decompressed, one byte per weight.
+  uint64_t exponent_offset(RecordIndex record, uint32_t matrix) const;
+  uint64_t exponent_bytes(RecordIndex record) const;
 
  private:
+  uint64_t matrices_end(RecordIndex record, uint32_t matrix, uint64_t bytes_per_weight) const;
+
   const Codec* codec_;
   std::vector<std::string> files_;
   std::vector<Record> records_;

@@ -18,7 +18,7 @@ std::string hexadecimal(uint64_t value) {
 }  // namespace
 
 RecordVerifier::RecordVerifier(const RecordTable& table, VerifyMode mode)
-    : table_(table), mode_(mode), trusted_(std::make_unique<std::atomic<bool>[]>(table.size())) {}
+    : table_(table), mode_(mode), trusted_(std::make_unique<std::atomic<bool>[]>(2 * table.size())) {}
 
 void RecordVerifier::verify(RecordIndex record, const uint8_t* data) {
   verify(record, table_.places(record, data), {true, true});
@@ -26,32 +26,29 @@ void RecordVerifier::verify(RecordIndex record, const uint8_t* data) {
 
 void RecordVerifier::verify(RecordIndex record, const PartPlaces& places, const std::array<bool, 2>& fresh) {
   const auto begin = std::chrono::steady_clock::now();
-  std::atomic<bool>& trusted = trusted_[record];
-  const bool seen = trusted.load(std::memory_order_acquire);
-  const bool checksums = mode_ == VerifyMode::always || (mode_ == VerifyMode::first && !seen);
-  if (checksums) check_extents(record, places, fresh);
-  if (!seen || !checksums) validate_matrices(record, places);
-  trusted.store(true, std::memory_order_release);
+  for (size_t part = 0; part < table_[record].extents.size(); ++part) {
+    if (!fresh[part]) continue;
+    std::atomic<bool>& trusted = trusted_[record * fresh.size() + part];
+    const bool seen = trusted.load(std::memory_order_acquire);
+    const bool checksum = mode_ == VerifyMode::always || (mode_ == VerifyMode::first && !seen);
+    if (checksum) check_extent(record, places, part);
+    if (part == 0 && (!seen || !checksum)) validate_matrices(record, places);
+    trusted.store(true, std::memory_order_release);
+  }
   const auto elapsed = std::chrono::steady_clock::now() - begin;
   nanoseconds_.fetch_add(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()),
                          std::memory_order_relaxed);
 }
 
-void RecordVerifier::check_extents(RecordIndex record, const PartPlaces& places,
-                                   const std::array<bool, 2>& fresh) const {
-  const std::vector<Extent>& extents = table_[record].extents;
-  for (size_t i = 0; i < extents.size(); ++i) {
-    if (!fresh[i]) continue;
-    const Extent& extent = extents[i];
-    const uint64_t found = xxh3_64({places[i], extent.length});
-    if (found != extent.xxh3_64) {
-      throw RecordError(RecordFault::checksum_mismatch, record,
-                        "checksum " + hexadecimal(found) + " instead of " + hexadecimal(extent.xxh3_64) + " over the " +
-                            std::to_string(extent.length) + " bytes at offset " +
-                            std::to_string(table_[record].offset + extent.offset) + " (extent " +
-                            std::string(name(table_.codec().section_kinds()[i])) + ")");
-    }
-  }
+void RecordVerifier::check_extent(RecordIndex record, const PartPlaces& places, size_t part) const {
+  const Extent& extent = table_[record].extents[part];
+  const uint64_t found = xxh3_64({places[part], extent.length});
+  if (found == extent.xxh3_64) return;
+  throw RecordError(RecordFault::checksum_mismatch, record,
+                    "checksum " + hexadecimal(found) + " instead of " + hexadecimal(extent.xxh3_64) + " over the " +
+                        std::to_string(extent.length) + " bytes at offset " +
+                        std::to_string(table_[record].offset + extent.offset) + " (extent " +
+                        std::string(name(table_.codec().section_kinds()[part])) + ")");
 }
 
 void RecordVerifier::validate_matrices(RecordIndex record, const PartPlaces& places) const {

@@ -19,20 +19,21 @@ class RecordVerifier {
   RecordVerifier(const RecordTable& table, VerifyMode mode);
 
   // Throws RecordError. Afterwards decoding the record is memory safe. The codec validates a record at its first read,
-  // and at every read that comes without checksums. Thread-safe for different records.
+  // and at every read that comes without checksums. Thread-safe for different records and for different parts of one.
   void verify(RecordIndex record, const uint8_t* data);
-  // The same when only some parts (`fresh`, by extent) have just been read and the others are in memory, verified.
+  // The same when only some parts (`fresh`, by extent) have just been read. The others have their places, but perhaps
+  // not yet their bytes: what there is to validate is in the first part.
   void verify(RecordIndex record, const PartPlaces& places, const std::array<bool, 2>& fresh);
 
   double seconds() const { return static_cast<double>(nanoseconds_.load(std::memory_order_relaxed)) * 1e-9; }
 
  private:
-  void check_extents(RecordIndex record, const PartPlaces& places, const std::array<bool, 2>& fresh) const;
+  void check_extent(RecordIndex record, const PartPlaces& places, size_t extent) const;
   void validate_matrices(RecordIndex record, const PartPlaces& places) const;
 
   const RecordTable& table_;
   const VerifyMode mode_;
-  std::unique_ptr<std::atomic<bool>[]> trusted_;  // read, checked and validated once
+  std::unique_ptr<std::atomic<bool>[]> trusted_;  // by record and part: read, checked and validated once
   std::atomic<uint64_t> nanoseconds_ = 0;
 };
 

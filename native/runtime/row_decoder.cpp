@@ -5,6 +5,9 @@
 #include <numeric>
 #include <vector>
 
+#include "codec/planar.hpp"
+#include "simd/kernels.hpp"
+
 namespace zipmoe {
 namespace {
 
@@ -47,6 +50,50 @@ void RowDecoder::decode(const MatrixView& view, uint64_t row_begin, uint64_t row
   workers_.run(static_cast<uint32_t>(cuts.size() - 1), [&](uint32_t task) {
     codec_.decode_rows(view, cuts[task], cuts[task + 1], out + (cuts[task] - row_begin) * view.shape.columns,
                        instruction_set_);
+  });
+}
+
+void RowDecoder::decode(const MatrixView& view, const PreparedExponents& prepared, uint64_t row_begin, uint64_t row_end,
+                        uint16_t* out) {
+  using Shard = PreparedExponents::Shard;
+  const auto [rows, columns] = view.shape;
+  if (view.sections[1].size() != rows * columns) throw FormatError("the SM section has not the bytes of its matrix");
+  struct Piece {
+    Shard kind;
+    uint32_t shard;
+    RowRange rows;
+  };
+  std::vector<Piece> pieces;
+  for (uint32_t i = 0; i < prepared.shards.size(); ++i) {
+    const uint32_t shard = prepared.shard_begin + i;
+    const RowRange all = shard_rows(rows, view.shard_bytes.size(), shard);
+    const RowRange wanted = {std::max(all.begin, row_begin), std::min(all.end, row_end)};
+    if (wanted.begin >= wanted.end) continue;
+    // Recombination can be cut anywhere; a shard that must be decompressed is one task.
+    const uint64_t weights = (wanted.end - wanted.begin) * columns;
+    const uint64_t cuts = prepared.shards[i] == Shard::ready && workers_.threads() > 1
+                              ? std::min({divide_up(weights, kSmallestTaskWeights),
+                                          workers_.threads() * kTasksPerThread, wanted.end - wanted.begin})
+                              : 1;
+    for (uint64_t cut = 0; cut < cuts; ++cut) {
+      const RowRange part = shard_rows(wanted.end - wanted.begin, cuts, cut);
+      pieces.push_back({prepared.shards[i], shard, {wanted.begin + part.begin, wanted.begin + part.end}});
+    }
+  }
+  // What others are working on comes last: it will be there by then. Decompression comes first, it takes longest.
+  std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.kind < b.kind; });
+  const simd::Recombine recombine = simd::kernels(instruction_set_).recombine;
+  workers_.run(static_cast<uint32_t>(pieces.size()), [&](uint32_t task) {
+    const Piece& piece = pieces[task];
+    uint16_t* target = out + (piece.rows.begin - row_begin) * columns;
+    if (piece.kind == Shard::absent) {
+      codec_.decode_rows(view, piece.rows.begin, piece.rows.end, target, instruction_set_);
+      return;
+    }
+    if (piece.kind == Shard::coming) prepared.await(piece.shard);
+    const uint64_t begin = piece.rows.begin * columns;
+    recombine(prepared.exponents + begin, view.sections[1].data() + begin,
+              (piece.rows.end - piece.rows.begin) * columns, target);
   });
 }
 

@@ -51,17 +51,21 @@ class PackedModel {
     return result;
   }
 
-  // The same with pools: all experts in one group, with staging for this many.
-  EngineOptions pool_options(const PoolSlots& slots, uint32_t staging, uint32_t threads = 2) const {
+  // The same with pools: all experts in one group, with staging for this many, and, if the codec is separable, with
+  // buffers for the exponents of this many.
+  EngineOptions pool_options(const PoolSlots& slots, uint32_t staging, uint32_t threads = 2,
+                             uint32_t exponent_buffers = 0) const {
     EngineOptions result = options(1, threads);
     result.size_classes.clear();
     result.pools.emplace();
     PoolClass shape{.full_bytes = 0, .part_bytes = {}, .staging = staging};
     PoolGroup group{.pool_class = 0, .experts = {}, .slots = slots};
     const RecordTable records = table();
+    if (codec_.capabilities().separable) shape.exponent_buffers = exponent_buffers;
     for (uint32_t expert = 0; expert < experts_; ++expert) {
       group.experts.push_back(expert);
       shape.full_bytes = std::max(shape.full_bytes, round_up(records.decoded_bytes(expert), 4096));
+      shape.exponent_bytes = std::max(shape.exponent_bytes, round_up(records.exponent_bytes(expert), 4096));
       for (uint32_t part = 0; part < records[expert].extents.size(); ++part) {
         shape.part_bytes[part] = std::max(shape.part_bytes[part], records.part(expert, part).length);
       }

@@ -85,7 +85,7 @@ class Engine:
         requests_per_step: int = 1,
         seed: int = 0,
         pools: tuple[
-            Sequence[tuple[int, Sequence[int], int]],
+            Sequence[tuple[int, Sequence[int], int, int, int]],
             Sequence[tuple[int, Sequence[int], Sequence[int]]],
             float | None,
             str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,14 @@ from packed_model import EXPERTS, GROUPS, PARAMETERS, SHAPES, PackedModel, build
 from zipmoe import _native
 from zipmoe.engine.budget import EXPERT_POOL, PROCESS, MemoryBudget
 from zipmoe.engine.engine import Engine
-from zipmoe.engine.pool_memory_plan import PoolMemoryPlan, full_bytes, part_bytes
+from zipmoe.engine.pool_memory_plan import (
+    HUGE_PAGE_BYTES,
+    READABLE_TAIL_BYTES,
+    PoolMemoryPlan,
+    exponent_bytes,
+    full_bytes,
+    part_bytes,
+)
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.errors import BudgetExceededError, BudgetTooSmallError, CorruptRecordError, InvalidArgumentError
 from zipmoe.store.manifest import CodecSettings
@@ -42,8 +50,10 @@ def budget_of(model: PackedModel, settings: PoolSettings, spare: int = 0) -> Mem
     return MemoryBudget(total + pool_plan(model, settings).wanted_bytes + spare, FIXED)
 
 
-def pooled(model: PackedModel, slots: PoolSlots, *, staging: int = 1, spare: int = 0, **options: object) -> Engine:
-    settings = PoolSettings(slots, staging=staging)
+def pooled(
+    model: PackedModel, slots: PoolSlots, *, staging: int = 1, spare: int = 0, ahead: int = 2, **options: object
+) -> Engine:
+    settings = PoolSettings(slots, staging=staging, decompress_ahead=ahead)
     return Engine(model.folder, budget_of(model, settings, spare), decode_threads=2, pools=settings, **options)
 
 
@@ -149,7 +159,7 @@ def test_any_pools_and_requests(planar: PackedModel, seed: int) -> None:
     choice = random.Random(seed)
     for _ in range(3):
         slots = PoolSlots(*(choice.randrange(4) for _ in range(4)))
-        with pooled(planar, slots, staging=1 + choice.randrange(3)) as engine:
+        with pooled(planar, slots, staging=1 + choice.randrange(3), ahead=choice.randrange(4)) as engine:
             for _ in range(12):
                 wanted = choice.sample(range(EXPERTS), 1 + choice.randrange(EXPERTS))
                 order = run(engine, planar, choice.randrange(2), wanted, ascending=choice.random() < 0.5)
@@ -176,6 +186,46 @@ def test_threads_share_pools(planar: PackedModel) -> None:
 
     with pooled(planar, PoolSlots(1, 1, 1, 1), staging=2) as engine, ThreadPoolExecutor(3) as threads:
         assert list(threads.map(lambda seed: checked(engine, seed), range(3))) == [True] * 3
+
+
+# --- decompression ahead
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("shards", [1, 2, 4, 8])
+def test_matrices_are_equal_for_any_shards_workers_and_pools(tmp_path: Path, shards: int, workers: int) -> None:
+    model = build(tmp_path, replace(PLANAR, shards=shards))
+    choice = random.Random(10 * shards + workers)
+    requests = [choice.sample(range(EXPERTS), choice.choice((1, 4, 8))) for _ in range(5)]
+    for slots in (PoolSlots(0, 3), PoolSlots(0, 0, 3), PoolSlots(0, 0, 0, 3), PoolSlots(1, 1, 1, 1), PoolSlots()):
+        kept = []
+        for ahead in (0, 2):
+            settings = PoolSettings(slots, staging=2, decompress_ahead=ahead)
+            budget = budget_of(model, settings, spare=1_000_000)
+            with Engine(model.folder, budget, decode_threads=workers, pools=settings) as engine:
+                for number, experts in enumerate(requests):
+                    run(engine, model, number % 2, experts, ascending=number == 2)
+                counters = engine.statistics.counters()
+                assert counters.ready_bytes <= counters.decoded_bytes
+                assert (counters.ahead_bytes > 0) == (counters.decompress_ahead_seconds > 0)
+                kept.append((states(engine, 0), states(engine, 1), counters.decoded_bytes))
+        assert kept[0] == kept[1]
+
+
+def test_exponents_of_experts_in_memory_are_ready_when_the_disk_is_done(planar: PackedModel) -> None:
+    with pooled(planar, PoolSlots(0, 2), ahead=2) as engine:
+        run(engine, planar, 0, [1, 2])
+        start = engine.statistics.counters()
+        handle = engine.group(GROUPS[0])
+        with engine.request(handle, [1, 2]) as request:
+            # Nobody has asked for a matrix yet: everything is decompressed in the background.
+            while engine.statistics.counters().since(start).ahead_bytes < 2 * exponent_bytes(planar.record(0, 1)):
+                pass
+            for expert in request:
+                for name in PARAMETERS:
+                    assert torch.equal(engine.matrix(handle, expert, name), planar.experts[GROUPS[0], expert, name])
+        counters = engine.statistics.counters().since(start)
+        assert counters.ready_bytes == counters.decoded_bytes > 0
 
 
 # --- damage
@@ -210,27 +260,47 @@ def test_damage_that_is_not_read_is_not_met(planar: PackedModel) -> None:
 
 def test_reservation_and_slots_agree_with_the_native_engine(planar: PackedModel) -> None:
     slots = PoolSlots(1, 2, 1, 1)
-    settings = PoolSettings(slots, staging=2)
+    settings = PoolSettings(slots, staging=2, decompress_ahead=3)
     exponent = max(part_bytes(planar.record(g, e))[0] for g in (0, 1) for e in range(EXPERTS))
     sign_mantissa = max(part_bytes(planar.record(g, e))[1] for g in (0, 1) for e in range(EXPERTS))
     full = -(-full_bytes(planar.record(0, 0)) // 4096) * 4096
-    expected = 2 * (full + 3 * exponent + 3 * sign_mantissa) + 2 * (exponent + sign_mantissa)
+    raw = -(-exponent_bytes(planar.record(0, 0)) // 4096) * 4096
+    expected = 2 * (full + 3 * exponent + 3 * sign_mantissa) + 2 * (exponent + sign_mantissa) + 3 * raw
     plan = pool_plan(planar, settings)
     assert plan.wanted_bytes == expected + plan.rounding_bytes
-    with pooled(planar, slots, staging=2, spare=1000) as engine:
+    with pooled(planar, slots, staging=2, ahead=3, spare=1000) as engine:
         assert engine._native.pool_bytes == expected
         assert engine.budget.reserved(EXPERT_POOL) == plan.wanted_bytes
         assert engine.budget.free_bytes == 1000
         line = engine.mode_line("exact", "eager")
-        assert f"pools F 1, C 2, S 1, E 1 of {EXPERTS} experts per layer and 2 staged (" in line
+        assert (
+            f"pools F 1, C 2, S 1, E 1 of {EXPERTS} experts per layer and 2 staged and 3 decompressed ahead (" in line
+        )
         assert "reads in cache_affinity order" in line
 
 
 def test_pools_that_do_not_fit_are_refused_and_itemised(planar: PackedModel) -> None:
-    settings = PoolSettings(PoolSlots(2, 2, 2, 2))
+    settings = PoolSettings(PoolSlots(2, 2, 2, 2), decompress_ahead=2)
     budget = budget_of(planar, settings, spare=-1)
-    with pytest.raises(BudgetTooSmallError, match=r"expert pool .*\(pools F 2, C 2, S 2, E 2 per layer\)"):
+    with pytest.raises(
+        BudgetTooSmallError,
+        match=r"expert pool .*\(pools F 2, C 2, S 2, E 2 per layer, 24.6 kB for exponents of 2 experts",
+    ):
         Engine(planar.folder, budget, decode_threads=2, pools=settings)
+
+
+def test_exponents_of_a_fused_codec_are_not_decompressed(model: PackedModel, planar: PackedModel) -> None:
+    slots = PoolSlots(0, 2)
+    with_buffers, without = (PoolSettings(slots, decompress_ahead=ahead) for ahead in (2, 0))
+    assert pool_plan(model, with_buffers).wanted_bytes == pool_plan(model, without).wanted_bytes
+    difference = pool_plan(planar, with_buffers).wanted_bytes - pool_plan(planar, without).wanted_bytes
+    assert difference == 2 * 12288 + HUGE_PAGE_BYTES + READABLE_TAIL_BYTES  # 96 x 64 + 64 x 48 exponents each
+    assert pool_plan(planar, PoolSettings(slots, decompress_ahead=50)).classes[0].exponent_buffers == EXPERTS
+    with pooled(planar, slots, ahead=0) as engine:
+        run(engine, planar, 0, [1, 2, 3])
+        counters = engine.statistics.counters()
+        assert (counters.ready_bytes, counters.ahead_bytes, counters.decompress_ahead_seconds) == (0, 0, 0)
+        assert "decompressed ahead" not in engine.mode_line("exact", "eager")
 
 
 def test_pools_give_way_and_grow_again(planar: PackedModel) -> None:
@@ -293,7 +363,13 @@ def test_misuse_is_refused_with_a_reason(planar: PackedModel, model: PackedModel
         pooled(model, PoolSlots(0, 1, 1))
     with pytest.raises(InvalidArgumentError, match="cannot hold -1 experts"):
         PoolSlots(-1)
-    for wrong in ({"staging": 0}, {"tolerance": -1.0}, {"half_life_steps": 0.0}, {"order": "random"}):
+    for wrong in (
+        {"staging": 0},
+        {"tolerance": -1.0},
+        {"half_life_steps": 0.0},
+        {"order": "random"},
+        {"decompress_ahead": -1},
+    ):
         with pytest.raises(InvalidArgumentError):
             PoolSettings(PoolSlots(), **wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="given for 3 sparse layers, but the model has 2"):

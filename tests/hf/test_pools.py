@@ -94,7 +94,7 @@ def test_logits_are_equal_with_separable_codecs(plain: Any, packed: Any, codec: 
     folder = packed("mixtral", codec, shards)
     for number, (name, slots) in enumerate(POOLS.items()):
         workers = (1, 2, 4)[(number + shards) % 3]
-        pools = PoolSettings(slots, staging=1 + number % 2, half_life_steps=2.0)
+        pools = PoolSettings(slots, staging=1 + number % 2, half_life_steps=2.0, decompress_ahead=number % 3)
         counters = assert_exact(folder, expected, pools, workers, "grouped_mm")
         assert counters.evictions > 0
         for letter, count in counters.hits_by_pool.items():
@@ -114,7 +114,8 @@ def test_logits_are_equal_with_a_fused_codec(plain: Any, packed: Any, name: str,
 def test_logits_are_equal_with_any_number_of_workers(plain: Any, packed: Any, name: str, workers: int) -> None:
     _, expected = plain("mixtral")
     folder = packed("mixtral", SEPARABLE[0], 4)
-    assert_exact(folder, expected, PoolSettings(POOLS[name], half_life_steps=2.0), workers, "grouped_mm")
+    pools = PoolSettings(POOLS[name], half_life_steps=2.0, decompress_ahead=2)
+    assert_exact(folder, expected, pools, workers, "grouped_mm")
 
 
 @pytest.mark.parametrize("name", ["F", "FCSE", "SE"])
@@ -152,7 +153,7 @@ def test_pools_are_named_in_the_mode_line(packed: Any) -> None:
     settings = zipmoe.ZipMoEConfig(memory="8GB", pools="S=2, c=1")
     model = zipmoe.load(packed("mixtral", SEPARABLE[0], 2), quantization_config=settings)
     line = model.zipmoe_mode_line()
-    assert "pools F 0, C 1, S 2, E 0 of 6 experts per layer and 4 staged (" in line
+    assert "pools F 0, C 1, S 2, E 0 of 6 experts per layer and 4 staged" in line
     assert "reads in cache_affinity order" in line
     assert line.endswith("; policy zipmoe")
     with pytest.raises(InvalidArgumentError, match="does not say how many experts"):

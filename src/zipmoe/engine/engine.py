@@ -22,7 +22,7 @@ from zipmoe.engine.exclusive_access import ExclusiveAccess
 from zipmoe.engine.expert_request import ExpertRequest
 from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.mode_line import EngineMode
-from zipmoe.engine.pool_memory_plan import PoolMemoryPlan, describe_slots, native_pools, pool_line
+from zipmoe.engine.pool_memory_plan import PoolMemoryPlan, native_pools, pool_line
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.engine.record_catalogue import GroupHandle, RecordCatalogue
 from zipmoe.engine.record_errors import named_record_errors, open_error
@@ -132,7 +132,7 @@ class Engine:
             settings = replace(settings, policy=self._policy, half_life_steps=self._half_life_steps)
             self._pools = PoolMemoryPlan.of(manifest.expert_groups, settings, separable=codec.separable)
             wanted = self._pools.wanted_bytes
-            self._plan.reserve_fixed(budget, wanted, f"pools {describe_slots(self._pools.slots)} per layer")
+            self._plan.reserve_fixed(budget, wanted, self._pools.itemise())
             budget.set_reservation(EXPERT_POOL, wanted)
         slots = self._plan.reserve(budget) if self._pools is None else []
         self._native = self._open_native(slots, io_mode)

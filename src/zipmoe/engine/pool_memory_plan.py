@@ -22,7 +22,9 @@ MATRIX_ALIGNMENT_BYTES = 64
 BF16_BYTES = 2
 _SCALE_STEPS = 256
 
-NativePools = tuple[list[tuple[int, list[int], int]], list[tuple[int, list[int], list[int]]], float | None, str]
+NativePools = tuple[
+    list[tuple[int, list[int], int, int, int]], list[tuple[int, list[int], list[int]]], float | None, str
+]
 """Classes, groups, tolerance and order of reads; see native/bindings."""
 
 
@@ -39,6 +41,12 @@ def full_bytes(record: Record) -> int:
     return sum(-(-size // MATRIX_ALIGNMENT_BYTES) * MATRIX_ALIGNMENT_BYTES for size in sizes)
 
 
+def exponent_bytes(record: Record) -> int:
+    """Bytes of the decompressed exponents of a record, one per weight, each matrix aligned."""
+    sizes = (matrix.rows * matrix.columns for matrix in record.matrices)
+    return sum(-(-size // MATRIX_ALIGNMENT_BYTES) * MATRIX_ALIGNMENT_BYTES for size in sizes)
+
+
 @dataclass(frozen=True)
 class PoolClass:
     """Slot lengths for the experts of some groups, multiples of 4096."""
@@ -49,6 +57,10 @@ class PoolClass:
     groups: tuple[int, ...]
     """Indices of the groups in the manifest."""
     staging: int
+    exponent_bytes: int = 0
+    """Decompressed exponents of one expert, a multiple of 4096."""
+    exponent_buffers: int = 0
+    """Experts whose exponents can be decompressed ahead."""
 
     @property
     def expert_bytes(self) -> tuple[int, int, int, int]:
@@ -61,6 +73,11 @@ class PoolClass:
     def staging_bytes(self) -> int:
         """Bytes for experts that are read or executed."""
         return self.staging * sum(self.part_bytes)
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes for exponents that are decompressed ahead."""
+        return self.exponent_buffers * self.exponent_bytes
 
 
 @dataclass(frozen=True)
@@ -90,25 +107,31 @@ class PoolMemoryPlan:
             records = [record for index in shape.groups for record in groups[index].records]
             parts = zip(*(part_bytes(record) for record in records), strict=True)
             full = max(full_bytes(record) for record in records)
+            exponents = max(exponent_bytes(record) for record in records)
+            most_experts = max(len(groups[index].records) for index in shape.groups)
             classes.append(
                 PoolClass(
                     full_bytes=-(-full // PAGE_BYTES) * PAGE_BYTES,
                     part_bytes=tuple(max(sizes) for sizes in parts),
                     groups=shape.groups,
-                    staging=min(settings.staging, max(len(groups[index].records) for index in shape.groups)),
+                    staging=min(settings.staging, most_experts),
+                    exponent_bytes=-(-exponents // PAGE_BYTES) * PAGE_BYTES,
+                    exponent_buffers=min(settings.decompress_ahead, most_experts) if separable else 0,
                 )
             )
         return cls(tuple(classes), slots, settings)
 
     @property
     def rounding_bytes(self) -> int:
-        """What whole huge pages may add: one row of slots for decoded experts and one for each part."""
-        rows = sum(1 + len(shape.part_bytes) for shape in self.classes)
+        """What whole huge pages may add: one row of slots for decoded experts, one for each part and one for
+        decompressed exponents.
+        """
+        rows = sum(1 + len(shape.part_bytes) + (shape.exponent_buffers > 0) for shape in self.classes)
         return (HUGE_PAGE_BYTES + READABLE_TAIL_BYTES) * rows
 
     @property
     def floor_bytes(self) -> int:
-        """Smallest reservation: nothing is kept, experts are only staged."""
+        """Smallest reservation: nothing is kept, experts are only staged and decompressed."""
         return self.reservation_bytes([PoolSlots()] * len(self.slots))
 
     @property
@@ -120,11 +143,20 @@ class PoolMemoryPlan:
         """Reservation of pools with these slots of each group."""
         total = self.rounding_bytes
         for shape in self.classes:
-            total += shape.staging_bytes
+            total += shape.staging_bytes + shape.ahead_bytes
             for group in shape.groups:
                 pairs = zip(slots[group].experts, shape.expert_bytes, strict=True)
                 total += sum(experts * size for experts, size in pairs)
         return total
+
+    def itemise(self) -> str:
+        """The wanted slots, and what else is reserved beside them, in words."""
+        ahead = max((shape.exponent_buffers for shape in self.classes), default=0)
+        text = f"pools {describe_slots(self.slots)} per layer"
+        if ahead:
+            size = format_bytes(sum(shape.ahead_bytes for shape in self.classes))
+            text += f", {size} for exponents of {ahead} experts decompressed ahead"
+        return text
 
     def slots_within(self, reservation_bytes: int) -> list[PoolSlots]:
         """Slots of each group in a reservation (at least the floor): those asked for, or the same share of all."""
@@ -154,9 +186,11 @@ def pool_line(plan: PoolMemoryPlan, slots: Sequence[PoolSlots], experts: Sequenc
     count = str(min(experts)) if len(set(experts)) == 1 else f"{min(experts)} to {max(experts)}"
     pool_bytes = plan.reservation_bytes(slots) - plan.rounding_bytes
     staged = max(shape.staging for shape in plan.classes)
+    ahead = max(shape.exponent_buffers for shape in plan.classes)
     return (
         f"pools {describe_slots(slots)} of {count} experts per layer and {staged} staged "
-        f"({format_bytes(pool_bytes)}, reads in {plan.settings.order} order); policy {plan.settings.policy}"
+        + (f"and {ahead} decompressed ahead " if ahead else "")
+        + f"({format_bytes(pool_bytes)}, reads in {plan.settings.order} order); policy {plan.settings.policy}"
     )
 
 
@@ -165,7 +199,10 @@ def native_pools(plan: PoolMemoryPlan, group_records: Sequence[Sequence[int]]) -
     settings = plan.settings
     class_of_group = {group: number for number, shape in enumerate(plan.classes) for group in shape.groups}
     return (
-        [(shape.full_bytes, list(shape.part_bytes), shape.staging) for shape in plan.classes],
+        [
+            (shape.full_bytes, list(shape.part_bytes), shape.staging, shape.exponent_bytes, shape.exponent_buffers)
+            for shape in plan.classes
+        ],
         [
             (class_of_group[group], list(records), list(plan.slots[group].experts))
             for group, records in enumerate(group_records)

@@ -15,6 +15,9 @@ POOL_LETTERS = "FCSE"
 READ_ORDERS = ("cache_affinity", "fifo")
 DEFAULT_STAGING = 4
 """Experts that can be read or executed beside those in the pools: enough reads in flight for the disk's queue."""
+DEFAULT_DECOMPRESS_AHEAD = 0
+"""Experts whose exponents are decompressed before they are asked for. It pays where the model waits for the disk or
+executes on another device (docs/pools.md)."""
 
 _ENTRY = re.compile(r"\s*([A-Za-z])\s*=\s*([0-9]+)\s*")
 _HINT = 'write for example "F=0,C=12,S=8,E=0": experts per sparse layer'
@@ -116,11 +119,21 @@ class PoolSettings:
     half_life_steps: float = DEFAULT_HALF_LIFE_STEPS
     """For the policy ``"zipmoe"``: steps of the model (requests of a layer) after which an activation counts half."""
     order: str = "cache_affinity"
-    """Order of the reads of a request: ``"cache_affinity"`` (the paper's scheduler) or ``"fifo"``."""
+    """Order of the reads and decompressions of a request: ``"cache_affinity"`` (the paper's scheduler) or
+    ``"fifo"``."""
+    decompress_ahead: int = DEFAULT_DECOMPRESS_AHEAD
+    """Experts whose exponents can be decompressed, by as many workers as there are decoding threads, before they are
+    asked for; each takes one byte per weight. 0: all is decompressed when a matrix is asked for. Of no effect with
+    codecs whose exponents are not held apart."""
 
     def __post_init__(self) -> None:
         if self.staging < 1:
             raise InvalidArgumentError(f"at least 1 expert must be staged, not {self.staging}")
+        if isinstance(self.decompress_ahead, bool) or self.decompress_ahead < 0:
+            raise InvalidArgumentError(
+                f"the exponents of {self.decompress_ahead} experts cannot be decompressed ahead",
+                hint="give 0 to decompress when a matrix is asked for",
+            )
         if self.tolerance is not None and not self.tolerance >= 0:
             raise InvalidArgumentError(f"the tolerance of ranks must not be negative: {self.tolerance}")
         checked_policy(self.policy)

@@ -55,6 +55,12 @@ class EngineCounters:
     decode_seconds: float = 0.0
     decoded_bytes: int = 0
     """BF16 bytes produced by decoding."""
+    ready_bytes: int = 0
+    """Of ``decoded_bytes``: those whose exponents had been decompressed when they were asked for."""
+    ahead_bytes: int = 0
+    """Exponents decompressed ahead, whether or not they were asked for later."""
+    decompress_ahead_seconds: float = 0.0
+    """Time that decompressing them took, summed over threads."""
 
     def since(self, earlier: EngineCounters) -> EngineCounters:
         """What was added after ``earlier``."""
@@ -101,6 +107,12 @@ class RunReport:
     read_seconds: float
     wait_seconds: float
     decode_seconds: float
+    decoded_bytes: int
+    """BF16 bytes produced by decoding."""
+    ready_bytes: int
+    """Of these, bytes whose exponents had been decompressed when they were asked for."""
+    decompress_ahead_seconds: float
+    """Time that decompressing ahead took, summed over threads."""
     peak_resident_bytes: int
     """VmHWM of the process: page cache not included."""
     control_group_peak_bytes: int | None
@@ -188,6 +200,9 @@ class Statistics:
             read_seconds=run.read_seconds,
             wait_seconds=run.wait_seconds,
             decode_seconds=run.decode_seconds,
+            decoded_bytes=run.decoded_bytes,
+            ready_bytes=run.ready_bytes,
+            decompress_ahead_seconds=run.decompress_ahead_seconds,
             peak_resident_bytes=peak_resident_bytes(),
             control_group_peak_bytes=control_group_peak_bytes() if _in_limited_group() else None,
         )
