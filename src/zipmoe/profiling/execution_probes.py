@@ -1,4 +1,4 @@
-"""p: seconds to execute one expert, by the number of tokens that are routed to it.
+"""p: seconds to execute one expert, by the number of tokens that are routed to it; and what a call of torch costs.
 
 The products are those of exact mode: ``torch.nn.functional.linear`` of BF16 rows with each matrix of the expert, the
 weights marked as parameters are (torch chooses kernels by it). Gating and the rest of the expert are a thousandth.
@@ -62,6 +62,28 @@ def expert_weights(
             matrices.append(weights.detach().requires_grad_())
         experts.append(ExpertWeights(tuple(matrices)))
     return experts
+
+
+class DispatchProbe:
+    """What a step pays for each of its many small torch operations; unit: one call on a row of activations."""
+
+    label = "a small torch operation"
+    family = label
+    work_per_unit = 1.0
+    least_units = 256
+
+    def __init__(self, width: int, clock: Clock = time.perf_counter) -> None:
+        """Make a row of ``width`` BF16 values, as wide as the model's hidden state."""
+        self._clock = clock
+        self._row = torch.ones(1, width, dtype=torch.bfloat16)
+
+    def run(self, units: int) -> float:
+        """Call it ``units`` times."""
+        with torch.no_grad():
+            began = self._clock()
+            for _ in range(units):
+                self._row.add(self._row)
+            return self._clock() - began
 
 
 class ExecutionProbe:
