@@ -157,6 +157,7 @@ def pool_line(plan: PoolMemoryPlan, slots: Sequence[PoolSlots], experts: Sequenc
     return (
         f"pools {describe_slots(slots)} of {count} experts per layer and {staged} staged "
         f"({format_bytes(pool_bytes)}, reads in {plan.settings.order} order); policy rank dispatch"
+        + (f"; {plan.settings.origin}" if plan.settings.origin else "")
     )
 
 

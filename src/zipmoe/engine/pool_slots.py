@@ -116,6 +116,8 @@ class PoolSettings:
     """Requests of a layer after which a past activation counts half."""
     order: str = "cache_affinity"
     """Order of the reads of a request: ``"cache_affinity"`` (the paper's scheduler) or ``"fifo"``."""
+    origin: str = ""
+    """Where the slots come from, for the mode line; empty: a person chose them."""
 
     def __post_init__(self) -> None:
         if self.staging < 1:

@@ -7,6 +7,7 @@ caller, else by the environment (``ZIPMOE_MEMORY``, ``ZIPMOE_MODE``), else the d
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -18,7 +19,11 @@ from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
 
 MODES = ("fast", "exact")
-_LOADING_ATTRIBUTES = ("memory", "mode", "context_tokens", "verify", "io_threads", "decode_threads", "pools")
+PLANNED_POOLS = "plan"
+"""``pools``: let the planner divide the memory."""
+NO_POOLS = "none"
+"""``pools``: the single pool, as without the argument."""
+_LOADING_ATTRIBUTES = ("memory", "mode", "context_tokens", "verify", "io_threads", "decode_threads", "pools", "trace")
 
 
 class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
@@ -34,8 +39,11 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         io_threads: threads that read from disk. Default: the engine's.
         decode_threads: threads that decode. Default: the engine's.
         pools: experts per sparse layer that are kept decoded (F), compressed (C), with their SM-chunks only (S) and
-            with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``. Default: one
-            pool of compressed experts for all layers, as large as the budget allows.
+            with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``; ``"plan"``:
+            what the planner chooses for this budget with the kept profile of machine and folder. Default, and
+            ``"none"``: one pool of compressed experts for all layers, as large as the budget allows. The latter also
+            where the planner cannot choose; a line on standard error says why.
+        trace: file of recorded routing to plan with. Default: the one that ``zipmoe plan`` kept for this model.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
@@ -53,6 +61,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         io_threads: int | None = None,
         decode_threads: int | None = None,
         pools: str | PoolSlots | PoolSettings | None = None,
+        trace: str | Path | None = None,
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
         **unknown: Any,
@@ -77,7 +86,10 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.verify = _one_of("verify", verify, VERIFY_MODES)
         self.io_threads = _positive("io_threads", io_threads)
         self.decode_threads = _positive("decode_threads", decode_threads)
-        self.pools = PoolSlots.parse(pools) if isinstance(pools, str) else pools
+        self.pools = _parse_pools(pools)
+        self.trace = trace
+        if trace is not None and self.pools != PLANNED_POOLS:
+            raise InvalidArgumentError("a trace is for planning", hint=f'give pools="{PLANNED_POOLS}" with it')
         if mode is not None:
             _one_of("mode", mode, MODES)
 
@@ -98,6 +110,13 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
     def to_dict(self) -> dict[str, Any]:
         """The part that belongs into config.json."""
         return {"quant_method": self.quant_method, "format_version": self.format_version}
+
+
+def _parse_pools(pools: str | PoolSlots | PoolSettings | None) -> str | PoolSlots | PoolSettings | None:
+    """Slots; or ``PLANNED_POOLS``; or None for the single pool."""
+    if not isinstance(pools, str) or pools == PLANNED_POOLS:
+        return pools
+    return None if pools == NO_POOLS else PoolSlots.parse(pools)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

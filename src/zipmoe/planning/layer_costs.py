@@ -141,9 +141,7 @@ class LayerCosts:
             )
         if shards < 1:
             raise InvalidArgumentError(f"an E-chunk cannot have {shards} shards")
-        decompress = tuple(
-            tensor.weights / shards / profile.decompress_bytes_per_second[codec] for tensor in tensors
-        )
+        decompress = tuple(tensor.weights / shards / profile.decompress_bytes_per_second[codec] for tensor in tensors)
         recombine = tuple(
             FULL_BYTES_PER_WEIGHT * tensor.weights / profile.recombine_bytes_per_second for tensor in tensors
         )
@@ -186,9 +184,7 @@ def _decode_seconds(
     rate = profile.decode_bytes_per_second.get(codec)
     if rate is not None:
         return tuple(FULL_BYTES_PER_WEIGHT * tensor.weights / rate for tensor in tensors)
-    return tuple(
-        shards * shard / profile.workers + whole for shard, whole in zip(decompress, recombine, strict=True)
-    )
+    return tuple(shards * shard / profile.workers + whole for shard, whole in zip(decompress, recombine, strict=True))
 
 
 class ScheduledMakespan:

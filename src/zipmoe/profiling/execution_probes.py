@@ -64,25 +64,44 @@ def expert_weights(
     return experts
 
 
-class DispatchProbe:
-    """What a step pays for each of its many small torch operations; unit: one call on a row of activations."""
+NORM_OPERATIONS = 7
+"""Torch operations of one `_Norm`."""
 
-    label = "a small torch operation"
+
+class _Norm(torch.nn.Module):
+    """Normalises rows as most families do, a module of small operations like those between the matrix products."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(width, dtype=torch.bfloat16), requires_grad=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """BF16 [n, width] to the same."""
+        wide = rows.to(torch.float32)
+        variance = wide.pow(2).mean(-1, keepdim=True)
+        return self.weight * (wide * torch.rsqrt(variance + 1e-6)).to(torch.bfloat16)
+
+
+class DispatchProbe:
+    """What a step pays for each of its many small torch operations and the Python around them; unit: one norm."""
+
+    label = "small torch operations"
     family = label
-    work_per_unit = 1.0
-    least_units = 256
+    work_per_unit = float(NORM_OPERATIONS)
+    least_units = 64
 
     def __init__(self, width: int, clock: Clock = time.perf_counter) -> None:
         """Make a row of ``width`` BF16 values, as wide as the model's hidden state."""
         self._clock = clock
         self._row = torch.ones(1, width, dtype=torch.bfloat16)
+        self._norm = _Norm(width)
 
     def run(self, units: int) -> float:
-        """Call it ``units`` times."""
+        """Normalise a row ``units`` times."""
         with torch.no_grad():
             began = self._clock()
             for _ in range(units):
-                self._row.add(self._row)
+                self._norm(self._row)
             return self._clock() - began
 
 

@@ -203,7 +203,7 @@ def measure(
             for probe, found in zip(execution, execution_samples, strict=True)
             if found is not None
         ),
-        dispatch_seconds=dispatched.seconds_per_unit() if dispatched is not None else None,
+        dispatch_seconds=dispatched.seconds_per_work() if dispatched is not None else None,
         left_out=tuple(schedule.left_out),
         notes=_notes(disk, files, reads, busy),
     )
