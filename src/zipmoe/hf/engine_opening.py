@@ -7,6 +7,7 @@ refused before anything was read.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -30,9 +31,11 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         PackedFolderError: a file or record of the folder is missing or damaged.
     """
     pools = settings.pools
+    notes: tuple[str, ...] = ()
     if isinstance(pools, str):
-        pools = automatic_pools(model, folder, settings, lambda: _budget(model, folder, settings))
-    return Engine(
+        automatic = automatic_pools(model, folder, settings, lambda: _budget(model, folder, settings))
+        pools, notes = automatic.settings, automatic.notes
+    engine = Engine(
         folder,
         _budget(model, folder, settings),
         verify=settings.verify,
@@ -40,6 +43,9 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         decode_threads=settings.decode_threads,
         pools=pools,
     )
+    for note in notes:
+        sys.stderr.write(f"{note}\n")
+    return engine
 
 
 def _budget(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> MemoryBudget:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zipmoe.codecs.registry import get_codec
+from zipmoe.engine.pool_memory_plan import PoolMemoryPlan
+from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.layer_costs import LayerCosts, TensorBytes
@@ -78,7 +80,14 @@ class FolderCosts:
         costs = LayerCosts.from_profile(
             profile, manifest.codec.name, capabilities, TensorBytes.of_record(largest), manifest.codec.shards
         )
-        return cls(costs, ExpertBytes.from_records(records), capabilities)
+        return cls(costs, _slot_bytes(manifest, separable=codec.separable), capabilities)
+
+
+def _slot_bytes(manifest: Manifest, *, separable: bool) -> ExpertBytes:
+    """Bytes of the engine's slots, which are whole pages: what they hold is also what is read."""
+    shapes = PoolMemoryPlan.of(manifest.expert_groups, PoolSettings(PoolSlots()), separable=separable).classes
+    exponent, *sign_mantissa = (max(lengths) for lengths in zip(*(shape.part_bytes for shape in shapes), strict=True))
+    return ExpertBytes(max(shape.full_bytes for shape in shapes), exponent, sum(sign_mantissa))
 
 
 def plan_folder(

@@ -25,6 +25,8 @@ from zipmoe.store.manifest import Manifest
 
 PROPOSALS = 8
 """Partitions of the grid that are replayed beside the planner's choice and the pure ones."""
+EQUALLY_FAST = 0.02
+"""Partitions whose times are closer than this are equally fast: the trace is one of many possible ones."""
 LEAST_REPLAYED_STEPS = 8
 """Fewer counted steps say less than the rank model does."""
 
@@ -94,7 +96,7 @@ class BudgetPlan:
     """The result."""
 
     chosen: StepForecast
-    """The fastest partition, or the one whose price was asked for."""
+    """The fastest partition (within ``EQUALLY_FAST``), or the one whose price was asked for."""
     runner_ups: tuple[StepForecast, ...]
     """The other proposals, the fastest first; pure ones are among them."""
     pure: Mapping[str, StepForecast]
@@ -169,7 +171,7 @@ def plan_for_budget(request: PlanRequest, asked: PoolSlots | None = None) -> Bud
         learnt = None
     forecasts = {plan: _forecast(candidate, request, folder, learnt) for plan, candidate in _proposals(report).items()}
     fitting = [forecast for plan, forecast in forecasts.items() if _fits(request, plan)]
-    chosen = forecasts[given] if given is not None else min(fitting, key=_price)
+    chosen = forecasts[given] if given is not None else _best(fitting)
     return BudgetPlan(
         chosen=chosen,
         runner_ups=tuple(sorted((forecast for forecast in fitting if forecast is not chosen), key=_price)),
@@ -247,6 +249,13 @@ def _forecast(
         hit_rates=None if found is None else found.hit_rates,
         read_bytes=None if found is None else found.read_bytes_per_step,
     )
+
+
+def _best(forecasts: Sequence[StepForecast]) -> StepForecast:
+    """Of those that are as fast as the fastest: the fewest pools, then the one that the rank model expects most of."""
+    limit = min(forecast.step_seconds for forecast in forecasts) * (1 + EQUALLY_FAST)
+    equal = [forecast for forecast in forecasts if forecast.step_seconds <= limit]
+    return min(equal, key=lambda f: (sum(n > 0 for n in f.plan.slots), f.expected_seconds, f.plan.slots))
 
 
 def _price(forecast: StepForecast) -> tuple[float, int, tuple[int, ...]]:
