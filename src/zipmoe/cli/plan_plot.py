@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg")
 _MARKED_RUNNER_UPS = 5
-_DEAREST = 3.0
-"""Partitions that take longer than this many times the fastest are drawn at the upper edge."""
 
 
 def check_plot(path: Path) -> None:
@@ -44,7 +42,6 @@ def draw_plan(plan: BudgetPlan, path: Path, title: str) -> None:
 
     report = plan.report
     expected = {candidate.plan: candidate.step_seconds * 1e3 for candidate in report.candidates}
-    roof = min(expected.values()) * _DEAREST
 
     def share(pools: PoolPlan, pool: ExpertState) -> float:
         held = pools.held_bytes(report.expert)
@@ -54,7 +51,7 @@ def draw_plan(plan: BudgetPlan, path: Path, title: str) -> None:
     axes = figure.add_subplot()
     points = axes.scatter(
         [share(pools, ExpertState.FULL) for pools in expected],
-        [min(milliseconds, roof) for milliseconds in expected.values()],
+        list(expected.values()),
         c=[share(pools, ExpertState.COMPRESSED) for pools in expected],
         cmap="viridis",
         vmin=0,
@@ -66,10 +63,10 @@ def draw_plan(plan: BudgetPlan, path: Path, title: str) -> None:
     figure.colorbar(points, ax=axes, label="share of the memory in C (compressed), %")
 
     def mark(pools: PoolPlan, seconds: float, style: str, size: float, colour: str, label: str, order: int) -> None:
-        x, y = share(pools, ExpertState.FULL), min(seconds * 1e3, roof)
+        x, y = share(pools, ExpertState.FULL), seconds * 1e3
         axes.plot(x, y, style, markersize=size, color=colour, markeredgecolor="black", label=label, zorder=order)
         if pools in expected:
-            axes.plot([x, x], [y, min(expected[pools], roof)], color="black", linewidth=0.6, zorder=2)
+            axes.plot([x, x], [y, expected[pools]], color="black", linewidth=0.6, zorder=2)
 
     for name, forecast in plan.pure.items():
         label = f"{'no cache' if name == 'none' else f'all {name}'}: {forecast.step_seconds * 1e3:.1f} ms"
@@ -78,15 +75,15 @@ def draw_plan(plan: BudgetPlan, path: Path, title: str) -> None:
     pure = {forecast.plan for forecast in plan.pure.values()}
     runner_ups = [forecast for forecast in plan.runner_ups if forecast.plan not in pure][:_MARKED_RUNNER_UPS]
     for number, forecast in enumerate(runner_ups):
-        label = "runner-ups" if number == 0 else "_"
+        label = "runner-ups (lines: to what the rank model expects)" if number == 0 else "_"
         mark(forecast.plan, forecast.step_seconds, "o", 7, "white", label, 4)
     chosen = plan.chosen
     label = f"chosen: {chosen.plan.describe()}, {chosen.step_seconds * 1e3:.1f} ms"
     mark(chosen.plan, chosen.step_seconds, "*", 17, "tab:red", label, 5)
     axes.set_xlabel("share of the memory in F (BF16), %")
     axes.set_ylabel("expected time per token, ms")
-    axes.set_ylim(bottom=0)
-    axes.set_title(title)
+    axes.margins(y=0.1)
+    axes.set_title(f"{title}: {plan.rest.seconds * 1e3:.1f} ms per token beside the experts")
     axes.grid(alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), ncols=3, fontsize="small", frameon=False)
     figure.savefig(path, dpi=150)

@@ -36,9 +36,9 @@ def reserve_all_but_pools(manifest: Manifest, budget: MemoryBudget, decode_threa
     """
     threads = decode_threads or len(os.sched_getaffinity(0))
     plan = MemoryPlan.of(manifest, threads, separable=get_codec(manifest.codec.name).separable)
-    smallest = pools_bytes(manifest, PoolSlots(compressed=1))
+    smallest = pools_bytes(manifest, PoolSlots())
     reserved = MemoryBudget(budget.total_bytes, budget.ledger)
-    plan.reserve_fixed(reserved, smallest, "one expert per layer, and what is being read")
+    plan.reserve_fixed(reserved, smallest, "what is being read; nothing is kept")
     return reserved
 
 

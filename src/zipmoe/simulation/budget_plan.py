@@ -26,7 +26,7 @@ from zipmoe.store.manifest import Manifest
 PROPOSALS = 8
 """Partitions of the grid that are replayed beside the planner's choice and the pure ones."""
 EQUALLY_FAST = 0.02
-"""Partitions whose times are closer than this are equally fast: the trace is one of many possible ones."""
+"""Partitions whose experts' times are closer than this are equally fast: the trace is one of many possible ones."""
 LEAST_REPLAYED_STEPS = 8
 """Fewer counted steps say less than the rank model does."""
 
@@ -253,8 +253,8 @@ def _forecast(
 
 def _best(forecasts: Sequence[StepForecast]) -> StepForecast:
     """Of those that are as fast as the fastest: the fewest pools, then the one that the rank model expects most of."""
-    limit = min(forecast.step_seconds for forecast in forecasts) * (1 + EQUALLY_FAST)
-    equal = [forecast for forecast in forecasts if forecast.step_seconds <= limit]
+    limit = min(forecast.expert_seconds for forecast in forecasts) * (1 + EQUALLY_FAST)
+    equal = [forecast for forecast in forecasts if forecast.expert_seconds <= limit]
     return min(equal, key=lambda f: (sum(n > 0 for n in f.plan.slots), f.expected_seconds, f.plan.slots))
 
 
