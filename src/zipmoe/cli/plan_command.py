@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NO_TRACE = "none"
 _SHOWN_RUNNER_UPS = 5
+_PROCESS_MARGIN_BYTES = 16 << 20
+"""A run's process is somewhat larger than the one that plans; slots that just fit here would be refused there."""
 
 
 def plan_command(
@@ -75,16 +77,17 @@ def plan_command(
     from zipmoe.simulation.budget_plan import PlanRequest, plan_for_budget
 
     config = AutoConfig.from_pretrained(folder)
+    looked_up = _embeddings(config)  # and with it everything is imported that a run will keep in memory
     budget = budget_without_pools(opened.manifest, memory, config, context_tokens)
     request = PlanRequest(
         opened.manifest,
         device,
         largest(text_config(config), EXPERTS_PER_TOKEN) or 1,
-        budget.free_bytes,
+        max(0, budget.free_bytes - _PROCESS_MARGIN_BYTES),
         routing,
         half_life,
         wanted,
-        _embeddings(config),
+        looked_up,
     )
     plan = plan_for_budget(request, asked)
     if trace not in (None, NO_TRACE) and routing is not None:
@@ -166,7 +169,9 @@ def _embeddings(config: Any) -> set[str]:
     """Names of the weights of which a step looks single rows up, from the model without its weights."""
     import torch
     import transformers
+    from transformers.generation import utils  # noqa: F401
 
+    import zipmoe.hf.quantizer  # noqa: F401
     from zipmoe.hf.automatic_pools import embedding_parameters
 
     with torch.device("meta"):
