@@ -150,9 +150,8 @@ class Bench:
     def _run(self, folder: Path, memory: str) -> tuple[dict[str, Any], str, str]:
         ids = np.random.default_rng(TOPIC).integers(0, VOCABULARY // TOPICS, PROMPT_TOKENS) * TOPICS + TOPIC
         options = ["--prompt-ids", ",".join(map(str, ids.tolist())), "--max-new-tokens", str(NEW_TOKENS)]
-        return self.zipmoe(
-            memory, "run", str(folder), "--memory", memory, "--exact", "--ignore-eos", "--json", *options, evict=folder
-        )
+        options += ["--pools", "none", "--exact", "--ignore-eos", "--json"]
+        return self.zipmoe(memory, "run", str(folder), "--memory", memory, *options, evict=folder)
 
 
 def main() -> int:

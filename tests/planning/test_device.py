@@ -55,7 +55,9 @@ def test_fingerprint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"zipmoe_device_profile": 2}, "not a device profile of version 1"),
+        ({"zipmoe_device_profile": 1}, "not a device profile of version 2"),
+        ({"shared_cores": "yes"}, "shared_cores is neither true nor false"),
+        ({"dispatch_seconds": -1}, "a call cannot take -1"),
         ({"workers": 0}, "0 workers"),
         ({"workers": 1.5}, "workers is not an integer"),
         ({"io_bytes_per_second": {}}, "no disk rate"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -119,3 +121,25 @@ def test_impossible_costs_are_refused(profile: DeviceProfile) -> None:
         LayerCosts((1.0,), (1.0, 2.0), (1.0,), (1.0,), (1.0,), 1, 1)
     with pytest.raises(InvalidArgumentError, match="none of them negative"):
         LayerCosts((1.0,), (-1.0,), (1.0,), (1.0,), (1.0,), 1, 1)
+
+
+def test_on_shared_cores_decoding_and_execution_follow_each_other(profile: DeviceProfile) -> None:
+    tensors = (TensorBytes(1_000_000, 340_000, 1_000_000), TensorBytes(500_000, 170_000, 500_000))
+    apart = LayerCosts.from_profile(profile, "zstd", SEPARABLE, tensors, shards=4)
+    shared = LayerCosts.from_profile(replace(profile, shared_cores=True), "zstd", SEPARABLE, tensors, shards=4)
+    assert shared.decompress_seconds == (0.0, 0.0)
+    assert shared.recombine_seconds == pytest.approx(  # no decoding rate was measured: the shards over all workers
+        [4 * c / 6 + r for c, r in zip(apart.decompress_seconds, apart.recombine_seconds, strict=True)]
+    )
+    measured = replace(profile, shared_cores=True, decode_bytes_per_second={"zstd": 3e9})
+    costs = LayerCosts.from_profile(measured, "zstd", SEPARABLE, tensors, shards=4)
+    assert costs.recombine_seconds == pytest.approx([2e6 / 3e9, 1e6 / 3e9])
+    assert (costs.read_shard_seconds, costs.shards) == (apart.read_shard_seconds, 4)
+    # Three experts in C: nothing is left to overlap, decoding and execution add up.
+    seconds = ScheduledMakespan(costs, 3)(states_of_pattern(np.array([0, 3, 0, 0, 0])))
+    assert seconds == pytest.approx(3 * (3e6 / 3e9 + costs.execute_seconds(1)), rel=1e-6)
+    # The disk works meanwhile: of one miss and two hits, what is read hides behind the hits' decoding.
+    mixed = ScheduledMakespan(costs, 3)(states_of_pattern(np.array([0, 2, 0, 0, 1])))
+    reading = sum(costs.read_sign_mantissa_seconds) + 4 * sum(costs.read_shard_seconds)
+    assert reading < 2 * (1e-3 + costs.execute_seconds(1))
+    assert mixed == pytest.approx(seconds + costs.io_latency_seconds, rel=1e-6)

@@ -67,6 +67,7 @@ REPORT = ProfileReport(
     recombine_bytes_per_second={1: _sure(5e9), 8: _sure(2e10)},
     memory=(MemoryRate("read", 1, _sure(2e10)), MemoryRate("read", 8, _sure(5e10)), MemoryRate("copy", 8, _sure(2e10))),
     execution=(ExecutionTime(1, _sure(1e-3)), ExecutionTime(2, _sure(1e-3)), ExecutionTime(4, _sure(3e-3))),
+    dispatch_seconds=_sure(4e-6),
     left_out=(),
     notes=(),
 )
@@ -84,7 +85,9 @@ def test_constants_come_from_the_right_numbers() -> None:
     assert profile.io_bytes_per_second == {MIB: 4e9, 16 * MIB: 2e9}  # the engine's depth, or the nearest below
     assert profile.io_latency_seconds == 80e-6
     assert profile.decompress_bytes_per_second == {"zstd": 2e9}  # one worker
-    assert profile.decode_bytes_per_second == {"fx3": 3e10}  # all workers
+    assert profile.decode_bytes_per_second == {"zstd": 8e9, "fx3": 3e10}  # all workers
+    assert profile.shared_cores  # what was measured is a processor
+    assert profile.dispatch_seconds == 4e-6
     assert profile.exponent_ratio == {"zstd": 0.33, "fx3": 0.41}
     assert profile.recombine_bytes_per_second == 5e9
     assert profile.memory_bytes_per_second == 5e10
@@ -106,6 +109,7 @@ def test_buffered_rates_where_there_are_no_direct_ones() -> None:
         ({"latency_seconds": {}}, "latency"),
         ({"recombine_bytes_per_second": {}}, "recombination"),
         ({"execution": ()}, "execution"),
+        ({"dispatch_seconds": None}, "a torch operation"),
         ({"memory": ()}, "memory"),
         ({"codecs": (replace(REPORT.codecs[0], decompress_bytes_per_second={}),)}, "decompression of zstd"),
     ],

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from zipmoe.cli.progress import talk
 
 if TYPE_CHECKING:
-    from zipmoe.engine.pool_slots import PoolSlots
     from zipmoe.planning.device import DeviceProfile
-    from zipmoe.planning.partition import ExpertState
-    from zipmoe.planning.plan_report import Candidate, PlanReport
-    from zipmoe.planning.workload import Workload
+    from zipmoe.planning.trace import RoutingTrace
+    from zipmoe.simulation.budget_plan import BudgetPlan, StepForecast
     from zipmoe.store.packed_folder import PackedFolder
+
+NO_TRACE = "none"
+_SHOWN_RUNNER_UPS = 5
+_PROCESS_MARGIN_BYTES = 16 << 20
+"""A run's process is somewhat larger than the one that plans; slots that just fit here would be refused there."""
 
 
 def plan_command(
@@ -27,9 +30,16 @@ def plan_command(
     pools: Annotated[
         str | None, typer.Option(help="Pools that the plan may use, e.g. C or FCSE [default: all that the codec has]")
     ] = None,
+    slots: Annotated[
+        str | None, typer.Option(help="Forecast exactly these experts per layer instead, as run --pools takes them")
+    ] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(help="Routing recorded with run --record-trace [default: none, all experts alike]"),
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Routing recorded with run --record-trace, which is kept for later runs of this model; none: all "
+            "experts alike [default: the kept one]",
+        ),
     ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="Device profile [default: what zipmoe profile kept for this folder]")
@@ -38,46 +48,106 @@ def plan_command(
         int | None, typer.Option(help="Tokens of context to leave room for [default: 2048, or the model's limit]")
     ] = None,
     half_life: Annotated[float, typer.Option(help="Steps after which an activation counts half")] = 16.0,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the cost over all partitions: FILE.png or FILE.svg")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """Divide the memory of a run among cache pools: the partition with the smallest expected time per token."""
-    from zipmoe.errors import InvalidArgumentError
+    from zipmoe.engine.pool_slots import PoolSlots
     from zipmoe.planning.partition import parse_pools
-    from zipmoe.planning.trace import read_trace
     from zipmoe.store.packed_folder import PackedFolder
 
-    if context_tokens is not None and context_tokens < 1:
-        raise InvalidArgumentError(f"--context-tokens {context_tokens} is not a positive number")
-    if not 0 < half_life < float("inf"):
-        raise InvalidArgumentError(f"--half-life {half_life:g} is not a positive number of steps")
+    _check_options(context_tokens, half_life, slots, pools)
     wanted = parse_pools(pools) if pools is not None else None
-    routing = read_trace(trace) if trace is not None else None
+    asked = PoolSlots.parse(slots) if slots is not None else None
+    if plot is not None:
+        from zipmoe.cli.plan_plot import check_plot
+
+        check_plot(plot)
     opened = PackedFolder.open(folder)
+    routing = _trace(opened, trace)
     device = _profile(opened, profile)
 
     from transformers import AutoConfig
 
     from zipmoe.engine.model_shape import EXPERTS_PER_TOKEN, largest, text_config
     from zipmoe.engine.pool_budget import budget_without_pools
-    from zipmoe.engine.pool_slots import POOL_LETTERS
-    from zipmoe.planning.folder_plan import workload_of
+    from zipmoe.profiling.kept_traces import keep_trace
+    from zipmoe.simulation.budget_plan import PlanRequest, plan_for_budget
 
     config = AutoConfig.from_pretrained(folder)
-    top_k = largest(text_config(config), EXPERTS_PER_TOKEN) or 1
-    workload = workload_of(opened.manifest, top_k, routing, half_life)
+    looked_up = _embeddings(config)  # and with it everything is imported that a run will keep in memory
     budget = budget_without_pools(opened.manifest, memory, config, context_tokens)
-    report, slots = _fitting_plan(opened, device, workload, budget.free_bytes, wanted)
-    option = ",".join(f"{letter}={count}" for letter, count in zip(POOL_LETTERS, slots.experts, strict=True) if count)
-    command = f"zipmoe run {folder} --memory {budget.total_bytes}" + (f" --pools {option}" if option else "")
+    request = PlanRequest(
+        opened.manifest,
+        device,
+        largest(text_config(config), EXPERTS_PER_TOKEN) or 1,
+        max(0, budget.free_bytes - _PROCESS_MARGIN_BYTES),
+        routing,
+        half_life,
+        wanted,
+        looked_up,
+    )
+    plan = plan_for_budget(request, asked)
+    if trace not in (None, NO_TRACE) and routing is not None:
+        keep_trace(routing, opened.manifest)
+    command = f"zipmoe run {folder} --memory {budget.total_bytes} --pools {_pools_option(plan)}"
+    if plot is not None:
+        from zipmoe.cli.plan_plot import draw_plan
+
+        draw_plan(plan, plot, f"{folder.resolve().name}, {budget.total_bytes / 1e9:.2f} GB, {device.name}")
     if as_json:
-        value = {**report.to_json(), "memory_bytes": budget.total_bytes, "device": device.name, "command": command}
-        typer.echo(json.dumps(value, indent=2))
+        value: dict[str, Any] = {"memory_bytes": budget.total_bytes, "device": device.name, "command": command}
+        typer.echo(json.dumps({**plan.to_json(), **value}, indent=2))
     else:
-        talk(f"for {workload.source}; {device.name}; cost by {report.cost}, hit law {report.hit_law}")
-        for note in report.notes:
-            talk(f"note: {note}")
-        _print_table(report)
+        _print_plan(plan, device.name, asked=asked is not None)
         talk(f"hint: {command}")
+
+
+def _check_options(context_tokens: int | None, half_life: float, slots: str | None, pools: str | None) -> None:
+    from zipmoe.errors import InvalidArgumentError
+
+    if context_tokens is not None and context_tokens < 1:
+        raise InvalidArgumentError(f"--context-tokens {context_tokens} is not a positive number")
+    if not 0 < half_life < float("inf"):
+        raise InvalidArgumentError(f"--half-life {half_life:g} is not a positive number of steps")
+    if slots is not None and pools is not None:
+        raise InvalidArgumentError("--slots is a whole partition", hint="leave out --pools, or --slots")
+
+
+def _pools_option(plan: BudgetPlan) -> str:
+    """The value of ``run --pools``."""
+    if plan.slots is None:
+        return "none"
+    pairs = zip("FCSE", plan.slots.experts, strict=True)
+    return ",".join(f"{letter}={count}" for letter, count in pairs if count) or "C=0"
+
+
+def _print_plan(plan: BudgetPlan, device: str, *, asked: bool) -> None:
+    report = plan.report
+    talk(f"for {plan.workload.source}; {device}; cost by {report.cost}, hit law {report.hit_law}")
+    if plan.replayed_steps:
+        talk(f"experts' part by replay of {plan.replayed_steps} steps with each of these partitions")
+    for note in report.notes:
+        talk(f"note: {note}")
+    if not plan.fits:
+        talk("note: these slots do not fit into the budget: run would refuse them")
+    if plan.slots is None:
+        talk("note: every expert fits into a single pool, which is faster")
+    _print_table(plan, "asked" if asked else "chosen")
+
+
+def _trace(folder: PackedFolder, trace: str | None) -> RoutingTrace | None:
+    from zipmoe.planning.trace import read_trace
+    from zipmoe.profiling.kept_traces import kept_trace_path
+
+    if trace == NO_TRACE:
+        return None
+    if trace is not None:
+        return read_trace(Path(trace))
+    kept = kept_trace_path(folder.manifest)
+    return read_trace(kept) if kept.is_file() else None
 
 
 def _profile(folder: PackedFolder, path: Path | None) -> DeviceProfile:
@@ -95,30 +165,21 @@ def _profile(folder: PackedFolder, path: Path | None) -> DeviceProfile:
     return found
 
 
-def _fitting_plan(
-    folder: PackedFolder,
-    device: DeviceProfile,
-    workload: Workload,
-    free_bytes: int,
-    pools: tuple[ExpertState, ...] | None,
-) -> tuple[PlanReport, PoolSlots]:
-    """The plan, made for less memory as long as the slots with their staging do not fit into ``free_bytes``."""
-    from zipmoe.engine.pool_budget import pools_bytes
-    from zipmoe.engine.pool_slots import PoolSlots
-    from zipmoe.planning.folder_plan import plan_folder
+def _embeddings(config: Any) -> set[str]:
+    """Names of the weights of which a step looks single rows up, from the model without its weights."""
+    import torch
+    import transformers
+    from transformers.generation import utils  # noqa: F401
 
-    layers = len(folder.manifest.expert_groups)
-    given = free_bytes
-    while True:
-        report = plan_folder(folder.manifest, device, workload, max(given // layers, 1), pools)
-        slots = PoolSlots(*report.plan.slots)
-        surplus = pools_bytes(folder.manifest, slots) - free_bytes
-        if surplus <= 0 or not report.plan.total_slots:
-            return report, slots
-        given -= surplus
+    import zipmoe.hf.quantizer  # noqa: F401
+    from zipmoe.hf.automatic_pools import embedding_parameters
+
+    with torch.device("meta"):
+        model = getattr(transformers, config.architectures[0])._from_config(config, dtype=torch.bfloat16)
+    return embedding_parameters(model.named_modules(remove_duplicate=False))
 
 
-def _print_table(report: PlanReport) -> None:
+def _print_table(plan: BudgetPlan, first: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -126,21 +187,34 @@ def _print_table(report: PlanReport) -> None:
 
     console = Console(soft_wrap=True)
     console.width = max(console.width, 100)
-    table = Table("", "experts per layer", "ms/token in experts", "MB held", box=None, pad_edge=False)
+    table = Table("", "experts per layer", "ms/token", "in experts", "MB held", box=None, pad_edge=False)
     for column in table.columns[2:]:
         column.justify = "right"
 
-    def add(name: str, candidate: Candidate) -> None:
-        held = candidate.held_bytes * len(report.layers)
-        table.add_row(name, candidate.plan.describe(), f"{candidate.step_seconds * 1e3:.2f}", f"{held / 1e6:,.0f}")
+    def add(name: str, forecast: StepForecast) -> None:
+        table.add_row(
+            name,
+            forecast.plan.describe(),
+            f"{forecast.step_seconds * 1e3:.2f}",
+            f"{forecast.expert_seconds * 1e3:.2f}",
+            f"{forecast.held_bytes / 1e6:,.0f}",
+        )
 
-    table.add_row(
-        "chosen", report.plan.describe(), f"{report.step_seconds * 1e3:.2f}", f"{report.held_bytes / 1e6:,.0f}"
-    )
-    for number, candidate in enumerate(report.runner_ups, 1):
-        add(f"runner-up {number}", candidate)
-    for name, candidate in report.pure.items():
-        add("no cache" if name == "none" else f"all {name}", candidate)
+    add(first, plan.chosen)
+    for number, forecast in enumerate(plan.runner_ups[:_SHOWN_RUNNER_UPS], 1):
+        add(f"runner-up {number}", forecast)
+    for name, forecast in plan.pure.items():
+        add("no cache" if name == "none" else f"all {name}", forecast)
+    if plan.single_pool is not None:
+        add("single pool", plan.single_pool)
     console.print(table)
-    rates = ", ".join(f"{pool.letter} {report.hit_rates[pool]:.1%}" for pool in POOLS if pool in report.pools)
-    console.print(f"hits: {rates}; {report.read_bytes_per_step / 1e6:.0f} MB read per token", highlight=False)
+    value = plan.to_json()
+    rates = ", ".join(f"{p.letter} {value['hit_rates'][p.letter]:.1%}" for p in POOLS if p in plan.report.pools)
+    console.print(f"hits: {rates}; {value['read_bytes_per_step'] / 1e6:.0f} MB read per token", highlight=False)
+    rest = plan.rest
+    console.print(
+        f"beside the experts: {rest.seconds * 1e3:.2f} ms per token (dense matrices decoded "
+        f"{rest.decode_seconds * 1e3:.2f}, multiplied {rest.execute_seconds * 1e3:.2f}, "
+        f"small operations {rest.dispatch_seconds * 1e3:.2f})",
+        highlight=False,
+    )

@@ -33,6 +33,7 @@ def print_tables(report: ProfileReport) -> None:
     _codecs(console, report)
     _memory(console, report)
     _execution(console, report)
+    _dispatch(console, report)
     for note in report.notes:
         console.print(f"note: {note}")
     if report.left_out:
@@ -139,6 +140,11 @@ def _execution(console: Console, report: ProfileReport) -> None:
             for time in report.execution
         ),
     )
+
+
+def _dispatch(console: Console, report: ProfileReport) -> None:
+    if report.dispatch_seconds is not None:
+        console.print(f"one small torch operation, µs: {_micro(report.dispatch_seconds)}\n")
 
 
 def _codec_name(codec: CodecRates) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from zipmoe.engine.statistics import RunReport
 
+_PLANNED, _SINGLE_POOL = "plan", "none"
 _LOWEST_TEMPERATURE = 1e-6
 """Logits divided by less leave the range of FP32."""
 
@@ -36,8 +37,12 @@ def run_command(
         str | None,
         typer.Option(
             help="Experts per sparse layer kept decoded (F), compressed (C), with SM-chunks only (S), with E-chunks "
-            "only (E), e.g. F=0,C=12,S=8,E=0 [default: one pool of compressed experts, as large as the budget allows]"
+            "only (E), e.g. F=0,C=12,S=8,E=0; none: one pool of compressed experts, as large as the budget allows "
+            "[default: what zipmoe plan chooses, or none without a profile]"
         ),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Recorded routing to plan the pools with [default: what zipmoe plan kept]")
     ] = None,
     policy: Annotated[
         str | None,
@@ -79,10 +84,7 @@ def run_command(
     if record_trace is not None:
         _check_new_file(record_trace)
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
-    if pools is not None:
-        from zipmoe.engine.pool_slots import PoolSlots
-
-        PoolSlots.parse(pools)
+    _check_pools(pools, trace)
 
     _check_policy(policy, half_life)
 
@@ -108,7 +110,8 @@ def run_command(
         memory=memory,
         mode="exact" if exact else None,
         context_tokens=inputs.shape[1] + max_new_tokens,
-        pools=pools,
+        pools=_PLANNED if pools is None else pools,
+        trace=trace,
         policy=policy,
         half_life_steps=half_life,
     )
@@ -184,6 +187,16 @@ def _check_policy(policy: str | None, half_life: float | None) -> None:
         checked_policy(policy)
     if half_life is not None:
         checked_half_life(half_life)
+
+
+def _check_pools(pools: str | None, trace: Path | None) -> None:
+    from zipmoe.engine.pool_slots import PoolSlots
+    from zipmoe.errors import InvalidArgumentError
+
+    if pools is not None and pools not in (_PLANNED, _SINGLE_POOL):
+        PoolSlots.parse(pools)
+    if trace is not None and pools not in (None, _PLANNED):
+        raise InvalidArgumentError("--trace is for planning the pools", hint="leave out --pools, or --trace")
 
 
 def _check_new_file(path: Path) -> None:

@@ -25,13 +25,30 @@ def budget_without_pools(
     """
     unpacked = sum(reason.bytes for reason in manifest.unpacked)
     budget = plan_budget(memory, config=config, unpacked_bytes=unpacked, context_tokens=context_tokens)
-    plan = MemoryPlan.of(manifest, len(os.sched_getaffinity(0)), separable=get_codec(manifest.codec.name).separable)
-    smallest = pools_bytes(manifest, PoolSlots(compressed=1))
-    plan.reserve_fixed(budget, smallest, "one expert per layer, and what is being read")
-    return budget
+    return reserve_all_but_pools(manifest, budget)
+
+
+def reserve_all_but_pools(manifest: Manifest, budget: MemoryBudget, decode_threads: int | None = None) -> MemoryBudget:
+    """A copy of a budget with everything reserved that an engine needs beside its pools.
+
+    Raises:
+        BudgetTooSmallError: the budget is below the floor.
+    """
+    threads = decode_threads or len(os.sched_getaffinity(0))
+    plan = MemoryPlan.of(manifest, threads, separable=get_codec(manifest.codec.name).separable)
+    smallest = pools_bytes(manifest, PoolSlots())
+    reserved = MemoryBudget(budget.total_bytes, budget.ledger)
+    plan.reserve_fixed(reserved, smallest, "what is being read; nothing is kept")
+    return reserved
 
 
 def pools_bytes(manifest: Manifest, slots: PoolSlots) -> int:
     """Memory of these pools in every sparse layer, staging included."""
     separable = get_codec(manifest.codec.name).separable
     return PoolMemoryPlan.of(manifest.expert_groups, PoolSettings(slots), separable=separable).wanted_bytes
+
+
+def single_pool_holds_all(manifest: Manifest, pool_bytes: int) -> bool:
+    """Whether the single pool of whole records, given so many bytes, has a slot for every expert."""
+    plan = MemoryPlan.of(manifest, 1, separable=get_codec(manifest.codec.name).separable)
+    return plan.pool_reservation_bytes([shape.records for shape in plan.size_classes]) <= pool_bytes

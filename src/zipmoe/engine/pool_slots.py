@@ -125,6 +125,8 @@ class PoolSettings:
     """Experts whose exponents can be decompressed, by as many workers as there are decoding threads, before they are
     asked for; each takes one byte per weight. 0: all is decompressed when a matrix is asked for. Of no effect with
     codecs whose exponents are not held apart."""
+    origin: str = ""
+    """Where the slots come from, for the mode line; empty: a person chose them."""
 
     def __post_init__(self) -> None:
         if self.staging < 1:

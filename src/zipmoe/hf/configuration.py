@@ -7,6 +7,7 @@ caller, else by the environment (``ZIPMOE_MEMORY``, ``ZIPMOE_MODE``), else the d
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -19,6 +20,10 @@ from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
 
 MODES = ("fast", "exact")
+PLANNED_POOLS = "plan"
+"""``pools``: let the planner divide the memory."""
+NO_POOLS = "none"
+"""``pools``: the single pool, as without the argument."""
 _LOADING_ATTRIBUTES = (
     "memory",
     "mode",
@@ -27,6 +32,7 @@ _LOADING_ATTRIBUTES = (
     "io_threads",
     "decode_threads",
     "pools",
+    "trace",
     "policy",
     "half_life_steps",
 )
@@ -45,8 +51,11 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         io_threads: threads that read from disk. Default: the engine's.
         decode_threads: threads that decode. Default: the engine's.
         pools: experts per sparse layer that are kept decoded (F), compressed (C), with their SM-chunks only (S) and
-            with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``. Default: one
-            pool of compressed experts for all layers, as large as the budget allows.
+            with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``; ``"plan"``:
+            what the planner chooses for this budget with the kept profile of machine and folder. Default, and
+            ``"none"``: one pool of compressed experts for all layers, as large as the budget allows. The latter also
+            where the planner cannot choose; a line on standard error says why.
+        trace: file of recorded routing to plan with. Default: the one that ``zipmoe plan`` kept for this model.
         policy: which experts make room for others, and with pools who goes where: ``"zipmoe"`` (decayed activation
             counts), ``"lru"``, ``"lfu"``, ``"lfuda"``, ``"fifo"`` or ``"marking"``; results do not depend on it.
             Default: that of ``PoolSettings``, else ``"zipmoe"``.
@@ -69,6 +78,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         io_threads: int | None = None,
         decode_threads: int | None = None,
         pools: str | PoolSlots | PoolSettings | None = None,
+        trace: str | Path | None = None,
         policy: str | None = None,
         half_life_steps: float | None = None,
         quant_method: str = QUANT_METHOD,
@@ -95,7 +105,10 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.verify = _one_of("verify", verify, VERIFY_MODES)
         self.io_threads = _positive("io_threads", io_threads)
         self.decode_threads = _positive("decode_threads", decode_threads)
-        self.pools = PoolSlots.parse(pools) if isinstance(pools, str) else pools
+        self.pools = _parse_pools(pools)
+        self.trace = trace
+        if trace is not None and self.pools != PLANNED_POOLS:
+            raise InvalidArgumentError("a trace is for planning", hint=f'give pools="{PLANNED_POOLS}" with it')
         self.policy = checked_policy(policy) if policy is not None else None
         self.half_life_steps = checked_half_life(half_life_steps) if half_life_steps is not None else None
         if mode is not None:
@@ -118,6 +131,13 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
     def to_dict(self) -> dict[str, Any]:
         """The part that belongs into config.json."""
         return {"quant_method": self.quant_method, "format_version": self.format_version}
+
+
+def _parse_pools(pools: str | PoolSlots | PoolSettings | None) -> str | PoolSlots | PoolSettings | None:
+    """Slots; or ``PLANNED_POOLS``; or None for the single pool."""
+    if not isinstance(pools, str) or pools == PLANNED_POOLS:
+        return pools
+    return None if pools == NO_POOLS else PoolSlots.parse(pools)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -7,12 +7,14 @@ refused before anything was read.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
 from zipmoe.engine.budget import MemoryBudget, plan_budget
 from zipmoe.engine.engine import Engine
+from zipmoe.hf.automatic_pools import automatic_pools
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.store.manifest import Manifest
 from zipmoe.store.packed_folder import PackedFolder
@@ -28,6 +30,28 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         BudgetTooSmallError: the budget is below the floor, which the message itemises.
         PackedFolderError: a file or record of the folder is missing or damaged.
     """
+    pools = settings.pools
+    notes: tuple[str, ...] = ()
+    if isinstance(pools, str):
+        automatic = automatic_pools(model, folder, settings, lambda: _budget(model, folder, settings))
+        pools, notes = automatic.settings, automatic.notes
+    engine = Engine(
+        folder,
+        _budget(model, folder, settings),
+        verify=settings.verify,
+        io_threads=settings.io_threads,
+        decode_threads=settings.decode_threads,
+        policy=settings.policy,
+        half_life_steps=settings.half_life_steps,
+        pools=pools,
+    )
+    for note in notes:
+        sys.stderr.write(f"{note}\n")
+    return engine
+
+
+def _budget(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> MemoryBudget:
+    """The budget with what the process keeps at this moment, and what loading will add outside of the engine."""
     budget = plan_budget(
         settings.resolved_memory(),
         config=model.config,
@@ -37,16 +61,7 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
     if model.config.dtype == torch.float32:
         ledger = budget.ledger | {WIDENED: widened_bytes(folder.manifest)}
         budget = MemoryBudget(budget.total_bytes, ledger)  # may exceed the total: the engine itemises its refusal
-    return Engine(
-        folder,
-        budget,
-        verify=settings.verify,
-        io_threads=settings.io_threads,
-        decode_threads=settings.decode_threads,
-        policy=settings.policy,
-        half_life_steps=settings.half_life_steps,
-        pools=settings.pools,
-    )
+    return budget
 
 
 def unpacked_bytes(model: Any) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.store.durable_files import write_json
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 DEFAULT_MAXIMUM_AGE = timedelta(days=30)
 _VERSION_KEY = "zipmoe_device_profile"
 _MEASURE_HINT = "measure this machine: zipmoe profile"
@@ -100,8 +100,9 @@ class DeviceProfile:
     recombine_bytes_per_second: float
     """BF16 bytes per second that come out of exponents and SM-chunk, on the resource that also executes."""
     decode_bytes_per_second: Mapping[str, float]
-    """Per codec without E-chunks: BF16 bytes per second that all workers together decode while an expert executes.
-    A codec that is missing here computes from its packed form, and the execution times hold for it as they are."""
+    """Per codec: BF16 bytes per second that all workers together produce from the packed form, recombination included.
+    A codec without E-chunks that is missing here computes from its packed form, and the execution times hold for it
+    as they are."""
     exponent_ratio: Mapping[str, float]
     """rho per codec: compressed bytes of the exponents per raw byte."""
     execute_seconds_by_tokens: tuple[float, ...]
@@ -112,6 +113,11 @@ class DeviceProfile:
     """L: decompression workers."""
     memory_bytes_per_second: float
     """Sequential read bandwidth of memory."""
+    shared_cores: bool = False
+    """Whether decoding and execution are done by the same cores, one after the other (a machine without a device):
+    only the disk works beside them. If not, decompression has workers of its own."""
+    dispatch_seconds: float = 0.0
+    """One small torch operation, called from Python."""
 
     def __post_init__(self) -> None:
         rates = [
@@ -127,6 +133,8 @@ class DeviceProfile:
             raise DeviceProfileError(f"device profile {self.name!r}: rates and times must be positive")
         if not (math.isfinite(self.io_latency_seconds) and self.io_latency_seconds >= 0):
             raise DeviceProfileError(f"device profile {self.name!r}: a latency cannot be {self.io_latency_seconds}")
+        if not (math.isfinite(self.dispatch_seconds) and self.dispatch_seconds >= 0):
+            raise DeviceProfileError(f"device profile {self.name!r}: a call cannot take {self.dispatch_seconds} s")
         if not self.io_bytes_per_second or min(self.io_bytes_per_second) <= 0:
             raise DeviceProfileError(f"device profile {self.name!r}: no disk rate for any block size")
         if not self.execute_seconds_by_tokens or self.execute_expert_bytes <= 0:
@@ -143,6 +151,11 @@ class DeviceProfile:
         blocks = sorted(self.io_bytes_per_second)
         rates = [self.io_bytes_per_second[block] for block in blocks]
         return read_bytes / float(np.interp(math.log(read_bytes), np.log(blocks), rates))
+
+    def execute_seconds(self, bfloat16_bytes: float, tokens: int = 1) -> float:
+        """Seconds to multiply so many tokens with BF16 matrices of these bytes, in proportion to the expert's."""
+        known = self.execute_seconds_by_tokens
+        return known[min(tokens, len(known)) - 1] * bfloat16_bytes / self.execute_expert_bytes
 
     def doubts(
         self,
@@ -204,10 +217,12 @@ def _parsed(value: dict[str, Any]) -> dict[str, Any]:
     parsed["io_bytes_per_second"] = {int(block): float(rate) for block, rate in value["io_bytes_per_second"].items()}
     for name in ("decompress_bytes_per_second", "decode_bytes_per_second", "exponent_ratio"):
         parsed[name] = {codec: float(rate) for codec, rate in value[name].items()}
-    for name in ("io_latency_seconds", "recombine_bytes_per_second", "memory_bytes_per_second"):
+    for name in ("io_latency_seconds", "recombine_bytes_per_second", "memory_bytes_per_second", "dispatch_seconds"):
         parsed[name] = float(value[name])
     for name in ("execute_expert_bytes", "workers"):
         if not isinstance(value[name], int):
             raise ValueError(f"{name} is not an integer")
+    if not isinstance(value["shared_cores"], bool):
+        raise ValueError("shared_cores is neither true nor false")
     parsed["execute_seconds_by_tokens"] = tuple(float(seconds) for seconds in value["execute_seconds_by_tokens"])
     return parsed

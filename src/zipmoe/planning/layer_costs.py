@@ -76,7 +76,7 @@ class LayerCosts:
     decompress_seconds: tuple[float, ...]
     """c of each tensor: one shard on one worker."""
     recombine_seconds: tuple[float, ...]
-    """Recombination of each tensor; it occupies the execution resource."""
+    """Recombination of each tensor; it occupies the execution resource. On shared cores: all of its decoding."""
     execute_seconds_by_tokens: tuple[float, ...]
     """p of an expert on 1, 2, ... tokens."""
     shards: int
@@ -111,6 +111,9 @@ class LayerCosts:
     ) -> LayerCosts:
         """Costs of experts of these tensors on a measured machine.
 
+        Where decoding and execution share the cores, decompression moves to the execution resource: nothing is left
+        that workers could do beside it, and a tensor's recombination stands for all of its decoding.
+
         Raises:
             InvalidArgumentError: the profile lacks the codec.
         """
@@ -138,12 +141,17 @@ class LayerCosts:
             )
         if shards < 1:
             raise InvalidArgumentError(f"an E-chunk cannot have {shards} shards")
-        decompress = profile.decompress_bytes_per_second[codec]
+        decompress = tuple(tensor.weights / shards / profile.decompress_bytes_per_second[codec] for tensor in tensors)
+        recombine = tuple(
+            FULL_BYTES_PER_WEIGHT * tensor.weights / profile.recombine_bytes_per_second for tensor in tensors
+        )
+        if profile.shared_cores:
+            recombine, decompress = _decode_seconds(profile, codec, tensors, decompress, recombine, shards), nothing
         return cls(
             tuple(profile.read_seconds(tensor.sign_mantissa) for tensor in tensors),
             tuple(profile.read_seconds(-(-tensor.exponent // shards)) for tensor in tensors),
-            tuple(tensor.weights / shards / decompress for tensor in tensors),
-            tuple(FULL_BYTES_PER_WEIGHT * tensor.weights / profile.recombine_bytes_per_second for tensor in tensors),
+            decompress,
+            recombine,
             execute,
             shards,
             profile.workers,
@@ -162,6 +170,21 @@ class LayerCosts:
     def execute_seconds_by_state(self, tokens: float) -> FloatArray:
         """p per state F, C, S, E, M, decoding included."""
         return self.execute_seconds(tokens) + self.decode_seconds * NOT_FULL
+
+
+def _decode_seconds(
+    profile: DeviceProfile,
+    codec: str,
+    tensors: Sequence[TensorBytes],
+    decompress: Sequence[float],
+    recombine: Sequence[float],
+    shards: int,
+) -> tuple[float, ...]:
+    """Decoding of each tensor by all cores: as measured, or else its shards spread over the workers."""
+    rate = profile.decode_bytes_per_second.get(codec)
+    if rate is not None:
+        return tuple(FULL_BYTES_PER_WEIGHT * tensor.weights / rate for tensor in tensors)
+    return tuple(shards * shard / profile.workers + whole for shard, whole in zip(decompress, recombine, strict=True))
 
 
 class ScheduledMakespan:

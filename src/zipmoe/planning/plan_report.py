@@ -29,8 +29,15 @@ class Candidate:
     plan: PoolPlan
     held_bytes: int
     """Per layer."""
-    step_seconds: float
-    """All layers together."""
+    expert_seconds: float
+    """Expected makespans of all layers together."""
+    other_seconds: float = 0.0
+    """The rest of a step."""
+
+    @property
+    def step_seconds(self) -> float:
+        """The whole step."""
+        return self.expert_seconds + self.other_seconds
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class PlanReport:
     """The whole budget in one pool, by its letter; ``none``: no cache at all."""
     candidates: tuple[Candidate, ...]
     """All partitions of the grid, for plots."""
+    asked: tuple[Candidate, ...]
+    """The partitions whose price the caller asked for."""
     separate_gain: float
     """Share of the layers' time that separate plans per layer save over the best shared one, on paper."""
     budget_bytes: int
@@ -70,6 +79,11 @@ class PlanReport:
     def plan(self) -> PoolPlan:
         """The plan of the first layer: of all of them, if shared."""
         return self.layers[0].plan
+
+    @property
+    def expert_seconds(self) -> float:
+        """The sparse layers' part of ``step_seconds``."""
+        return sum(layer.seconds for layer in self.layers)
 
     @property
     def held_bytes(self) -> int:
@@ -98,6 +112,7 @@ class PlanReport:
             "shared": self.shared,
             "plan": _slots(self.plan) if self.shared else [_slots(layer.plan) for layer in self.layers],
             "step_seconds": self.step_seconds,
+            "expert_seconds": self.expert_seconds,
             "other_seconds": self.other_seconds,
             "hit_rates": _by_letter(self.hit_rates),
             "read_bytes_per_step": self.read_bytes_per_step,
@@ -135,4 +150,5 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "plan": _slots(candidate.plan),
         "held_bytes_per_layer": candidate.held_bytes,
         "step_seconds": candidate.step_seconds,
+        "expert_seconds": candidate.expert_seconds,
     }

@@ -53,6 +53,7 @@ def plan_pools(
     worthwhile_gain: float = DEFAULT_WORTHWHILE_GAIN,
     runner_ups: int = DEFAULT_RUNNER_UPS,
     other_seconds: float = 0.0,
+    asked: Sequence[PoolPlan] = (),
 ) -> PlanReport:
     """Find the best partition of each layer's pool memory.
 
@@ -73,6 +74,7 @@ def plan_pools(
         worthwhile_gain: see above.
         runner_ups: how many of the next best partitions to report.
         other_seconds: time of a step outside the sparse layers' experts, added to the forecast.
+        asked: partitions to tell the price of, whether they fit the budget or not.
 
     Raises:
         InvalidArgumentError: impossible budget, step or pools.
@@ -106,10 +108,15 @@ def plan_pools(
         _forecast(model, plan, expert, float(expected.seconds(np.array([plan.slots]), [number])[0, 0]))
         for number, (model, plan) in enumerate(zip(workload.layers, plans, strict=True))
     )
-    candidates = tuple(
-        Candidate(PoolPlan(*(int(n) for n in row)), search.held_bytes(row), float(total))
-        for row, total in zip(grid, grid_seconds.sum(axis=0), strict=True)
-    )
+
+    def priced(rows: IntArray, totals: FloatArray) -> tuple[Candidate, ...]:
+        return tuple(
+            Candidate(PoolPlan(*(int(n) for n in row)), search.held_bytes(row), float(total), other_seconds)
+            for row, total in zip(rows, totals, strict=True)
+        )
+
+    candidates = priced(grid, grid_seconds.sum(axis=0))
+    asked_slots = np.array([plan.slots for plan in asked], dtype=np.int64).reshape(-1, len(POOLS))
     ordered = sorted(candidates, key=lambda c: (c.step_seconds, c.held_bytes, c.plan.slots))
     winner = PoolPlan(*(int(n) for n in grid[shared_rows[0]]))
     if not expected.exact:
@@ -127,6 +134,7 @@ def plan_pools(
         runner_ups=tuple([c for c in ordered if c.plan != winner][:runner_ups]),
         pure=_pure(candidates, allowed),
         candidates=candidates,
+        asked=priced(asked_slots, expected.seconds(asked_slots).sum(axis=0)) if asked else (),
         separate_gain=max(0.0, float(1 - separate_seconds / shared_seconds)) if shared_seconds > 0 else 0.0,
         budget_bytes=budget_bytes,
         expert=expert,

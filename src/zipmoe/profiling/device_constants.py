@@ -20,7 +20,8 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
     """The constants of ``report``'s machine, disk and experts.
 
     Disk rates are those of direct reads (buffered ones where there are none) at the engine's queue depth; times for
-    numbers of tokens between those measured are interpolated linearly.
+    numbers of tokens between those measured are interpolated linearly. Experts are decoded and executed by the cores
+    that were measured: they are shared.
 
     Raises:
         InvalidArgumentError: something that the planner needs was left out for lack of time.
@@ -34,6 +35,7 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
             ("latency", report.latency_seconds.get(mode)),
             ("recombination", report.recombine_bytes_per_second),
             ("execution", report.execution),
+            ("a torch operation", report.dispatch_seconds),
             ("memory", [rate for rate in report.memory if rate.step == "read"]),
         )
         if not found
@@ -43,7 +45,7 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
         for codec in report.codecs
         if codec.of_folder and codec.separable and 1 not in codec.decompress_bytes_per_second
     ]
-    if missing:
+    if missing or report.dispatch_seconds is None:
         raise InvalidArgumentError(
             f"the time was too short to measure {', '.join(missing)}", hint="give more with --seconds"
         )
@@ -62,7 +64,7 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
         decode_bytes_per_second={
             codec.key: _of_most(codec.decode_bytes_per_second).median
             for codec in report.codecs
-            if not codec.separable and codec.decode_bytes_per_second
+            if codec.decode_bytes_per_second
         },
         exponent_ratio={codec.key: codec.exponent_ratio for codec in report.codecs if codec.exponent_ratio > 0},
         execute_seconds_by_tokens=_every_number_of_tokens(report),
@@ -71,6 +73,8 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
         memory_bytes_per_second=max(
             (rate for rate in report.memory if rate.step == "read"), key=lambda rate: rate.workers
         ).bytes_per_second.median,
+        shared_cores=True,
+        dispatch_seconds=report.dispatch_seconds.median,
     )
 
 

@@ -1,4 +1,4 @@
-"""p: seconds to execute one expert, by the number of tokens that are routed to it.
+"""p: seconds to execute one expert, by the number of tokens that are routed to it; and what a call of torch costs.
 
 The products are those of exact mode: ``torch.nn.functional.linear`` of BF16 rows with each matrix of the expert, the
 weights marked as parameters are (torch chooses kernels by it). Gating and the rest of the expert are a thousandth.
@@ -62,6 +62,47 @@ def expert_weights(
             matrices.append(weights.detach().requires_grad_())
         experts.append(ExpertWeights(tuple(matrices)))
     return experts
+
+
+NORM_OPERATIONS = 7
+"""Torch operations of one `_Norm`."""
+
+
+class _Norm(torch.nn.Module):
+    """Normalises rows as most families do, a module of small operations like those between the matrix products."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(width, dtype=torch.bfloat16), requires_grad=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """BF16 [n, width] to the same."""
+        wide = rows.to(torch.float32)
+        variance = wide.pow(2).mean(-1, keepdim=True)
+        return self.weight * (wide * torch.rsqrt(variance + 1e-6)).to(torch.bfloat16)
+
+
+class DispatchProbe:
+    """What a step pays for each of its many small torch operations and the Python around them; unit: one norm."""
+
+    label = "small torch operations"
+    family = label
+    work_per_unit = float(NORM_OPERATIONS)
+    least_units = 64
+
+    def __init__(self, width: int, clock: Clock = time.perf_counter) -> None:
+        """Make a row of ``width`` BF16 values, as wide as the model's hidden state."""
+        self._clock = clock
+        self._row = torch.ones(1, width, dtype=torch.bfloat16)
+        self._norm = _Norm(width)
+
+    def run(self, units: int) -> float:
+        """Normalise a row ``units`` times."""
+        with torch.no_grad():
+            began = self._clock()
+            for _ in range(units):
+                self._norm(self._row)
+            return self._clock() - began
 
 
 class ExecutionProbe:

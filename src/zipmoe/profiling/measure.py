@@ -28,7 +28,13 @@ from zipmoe.profiling.disk_probes import (
     disk_probes,
 )
 from zipmoe.profiling.estimate import Estimate
-from zipmoe.profiling.execution_probes import TOKENS, ExecutionProbe, execution_memory_bytes, expert_weights
+from zipmoe.profiling.execution_probes import (
+    TOKENS,
+    DispatchProbe,
+    ExecutionProbe,
+    execution_memory_bytes,
+    expert_weights,
+)
 from zipmoe.profiling.expert_sample import ExpertKind, SampleMatrix, most_common_kind, read_sample
 from zipmoe.profiling.memory_probes import MEMORY_BYTES, memory_probes
 from zipmoe.profiling.operating_points import OperatingPoint, operating_points
@@ -170,7 +176,8 @@ def measure(
     memory.clear()
     experts = expert_weights(kind.shapes, np.concatenate([m.weights.reshape(-1) for m in sample]), memory)
     execution = [ExecutionProbe(tokens, experts) for tokens in TOKENS]
-    execution_results = schedule.stage("execution", execution)
+    dispatch = DispatchProbe(max(columns for _, _, columns in kind.shapes))
+    *execution_samples, dispatched = schedule.stage("execution", [*execution, dispatch]).samples
     busy = load.cores()
     report = ProfileReport(
         folder=str(folder.path),
@@ -193,9 +200,10 @@ def measure(
         ),
         execution=tuple(
             ExecutionTime(probe.tokens, Estimate.of(probe.executions))
-            for probe, found in zip(execution, execution_results.samples, strict=True)
+            for probe, found in zip(execution, execution_samples, strict=True)
             if found is not None
         ),
+        dispatch_seconds=dispatched.seconds_per_work() if dispatched is not None else None,
         left_out=tuple(schedule.left_out),
         notes=_notes(disk, files, reads, busy),
     )

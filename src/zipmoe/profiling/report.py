@@ -11,7 +11,7 @@ from zipmoe.planning.device import HostFingerprint
 from zipmoe.profiling.disk_identity import DiskIdentity
 from zipmoe.profiling.estimate import Estimate
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 VERSION_KEY = "zipmoe_profile_report"
 
 
@@ -134,6 +134,8 @@ class ProfileReport:
     """By workers: BF16 bytes produced by all of them."""
     memory: tuple[MemoryRate, ...]
     execution: tuple[ExecutionTime, ...]
+    dispatch_seconds: Estimate | None
+    """One small torch operation; None: left out for lack of time."""
     left_out: tuple[str, ...]
     """What did not fit into its share of the time."""
     notes: tuple[str, ...]

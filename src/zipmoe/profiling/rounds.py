@@ -71,6 +71,10 @@ class Samples:
         """Seconds of one unit."""
         return Estimate.of([seconds / units for units, seconds in self.runs])
 
+    def seconds_per_work(self) -> Estimate:
+        """Seconds of one byte (or whatever the work is counted in)."""
+        return Estimate.of([seconds / (self.work_per_unit * units) for units, seconds in self.runs])
+
 
 @dataclass(frozen=True)
 class RoundResults:

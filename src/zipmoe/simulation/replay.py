@@ -115,6 +115,7 @@ def replay(
     warm_up_steps: int = 0,
     other_seconds: float = 0.0,
     order: str = "cache_affinity",
+    counts: Sequence[bool] | None = None,
 ) -> SimulationReport:
     """Replay a trace, beginning with empty pools.
 
@@ -127,6 +128,7 @@ def replay(
         warm_up_steps: first steps, which fill the pools and are not counted.
         other_seconds: time of a step outside of the experts, during which the disk and the workers are idle.
         order: ``cache_affinity`` or ``fifo``.
+        counts: for every step whether it is counted once the warm-up is over; None: all are.
 
     Raises:
         InvalidArgumentError: nothing to count, more slots than experts, or S and E pools for a codec without chunks.
@@ -150,12 +152,14 @@ def replay(
             f"{len(trace.steps)} steps leave nothing to count after {warm_up_steps} steps of warm-up",
             hint="a longer trace, or a smaller --warm-up",
         )
+    if counts is not None and (len(counts) != len(trace.steps) or not any(counts[warm_up_steps:])):
+        raise InvalidArgumentError("no step of the trace is to be counted", hint="a longer trace")
     pools = ModelPools(experts, layer_plans, settings)
     known: dict[tuple[int, tuple[int, ...]], tuple[float, LayerWork]] = {}
     totals = _Totals()
     for number, step in enumerate(trace.steps):
         assignments = step.tokens * trace.header.top_k
-        counted = number >= warm_up_steps
+        counted = number >= warm_up_steps and (counts is None or counts[number])
         totals.steps += counted
         totals.tokens += step.tokens * counted
         for layer, ids in enumerate(step.layers):

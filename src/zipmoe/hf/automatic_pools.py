@@ -1,0 +1,123 @@
+"""Pools chosen by the planner while a model is loaded: for its budget, with the kept profile of machine and folder.
+
+Where that is not possible, one line says why, and the single pool of whole records is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from zipmoe.engine.budget import MemoryBudget
+from zipmoe.engine.model_shape import EXPERTS_PER_TOKEN, largest, text_config
+from zipmoe.engine.pool_budget import pools_bytes, reserve_all_but_pools
+from zipmoe.engine.pool_slots import PoolSettings
+from zipmoe.errors import BudgetTooSmallError, InvalidArgumentError, ZipMoEError
+from zipmoe.hf.configuration import ZipMoEConfig
+from zipmoe.planning.device import DeviceProfile
+from zipmoe.planning.folder_plan import check_trace
+from zipmoe.planning.trace import RoutingTrace, read_trace
+from zipmoe.profiling.kept_traces import kept_trace_path
+from zipmoe.profiling.profile_store import find_profile, look_up_profile
+from zipmoe.simulation.budget_plan import BudgetPlan, PlanRequest, StepForecast, plan_for_budget
+from zipmoe.store.packed_folder import PackedFolder
+
+_Note = Callable[[str], None]
+_ATTEMPTS = 3
+"""Planning itself takes some memory of the process, and with less left the plan is another."""
+
+
+def embedding_parameters(modules: Iterable[tuple[str, nn.Module]]) -> set[str]:
+    """Full names of the weights of which a step looks single rows up.
+
+    Args:
+        modules: ``model.named_modules(remove_duplicate=False)``.
+    """
+    return {f"{name}.weight" for name, module in modules if isinstance(module, nn.Embedding)}
+
+
+@dataclass(frozen=True)
+class AutomaticPools:
+    """What came of planning."""
+
+    settings: PoolSettings | None
+    """None: the single pool."""
+    notes: tuple[str, ...] = ()
+    """Lines to tell a person once the engine is open."""
+
+
+def automatic_pools(
+    model: Any, folder: PackedFolder, settings: ZipMoEConfig, measure_budget: Callable[[], MemoryBudget]
+) -> AutomaticPools:
+    """The planner's pools for a model on the meta device.
+
+    Args:
+        model: as it will run.
+        folder: its packed folder.
+        settings: threads, and the trace to plan with.
+        measure_budget: the run's budget with what the process keeps when it is called.
+
+    Raises:
+        InvalidArgumentError: the trace that was asked for is not one of this model.
+        InvalidArgumentError, PackedFolderError: from the budget, as without planning.
+    """
+    notes: list[str] = []
+    trace, trace_name = _trace(folder, settings, notes.append)
+    profile = _profile(folder, notes.append)
+    if profile is None:
+        return AutomaticPools(None, tuple(notes))
+    measure_budget()  # refuses what is wrong with it
+    looked_up = embedding_parameters(model.named_modules(remove_duplicate=False))
+    top_k = largest(text_config(model.config), EXPERTS_PER_TOKEN) or 1
+    try:
+        plan: BudgetPlan | None = None
+        for _ in range(_ATTEMPTS):
+            free = reserve_all_but_pools(folder.manifest, measure_budget(), settings.decode_threads).free_bytes
+            if plan is not None and plan.slots is not None and pools_bytes(folder.manifest, plan.slots) <= free:
+                measured = f"{profile.measured_at:%Y-%m-%d %H:%M}"
+                origin = f"pools planned with the profile of {measured} and {trace_name}: {_expected(plan.chosen)}"
+                return AutomaticPools(PoolSettings(plan.slots, origin=origin), tuple(notes))
+            plan = plan_for_budget(PlanRequest(folder.manifest, profile, top_k, free, trace, looked_up=looked_up))
+            if plan.slots is None and plan.single_pool is not None:
+                notes.append(f"note: a single pool holds every expert: {_expected(plan.single_pool)}")
+                return AutomaticPools(None, tuple(notes))
+        notes.append("note: the process grows while it is planned, so a single pool of experts is used")
+    except (InvalidArgumentError, BudgetTooSmallError) as error:
+        notes.append(f"note: no pools were planned, a single pool of experts is used: {error}")
+    return AutomaticPools(None, tuple(notes))
+
+
+def _expected(forecast: StepForecast) -> str:
+    return f"{forecast.step_seconds * 1e3:.0f} ms per token expected"
+
+
+def _trace(folder: PackedFolder, settings: ZipMoEConfig, note: _Note) -> tuple[RoutingTrace | None, str]:
+    """The trace to plan with, and what to call it."""
+    if settings.trace is not None:
+        path = Path(settings.trace)
+        trace = read_trace(path)
+        check_trace(trace, folder.manifest)
+        return trace, f"the trace {path.name!r}"
+    kept = kept_trace_path(folder.manifest)
+    if kept.is_file():
+        try:
+            trace = read_trace(kept)
+            check_trace(trace, folder.manifest)
+            return trace, "the kept trace"
+        except ZipMoEError as error:
+            note(f"note: the kept trace {str(kept)!r} is not used: {error}")
+    return None, "no trace (all experts alike)"
+
+
+def _profile(folder: PackedFolder, note: _Note) -> DeviceProfile | None:
+    if look_up_profile(folder) is None:
+        note(
+            "note: this machine was not measured with this folder, so a single pool of experts is used; "
+            f"to plan the memory: zipmoe profile {folder.path}"
+        )
+        return None
+    return find_profile(folder, report=note)
