@@ -6,6 +6,8 @@ policies get the whole budget as one pool, F (BF16) or C (compressed); "zipmoe +
 its candidates were replayed on the first half.
 
 Run: python benchmarks/memory_budgets.py --traces DIR
+
+It can be run in parts (--device, --only, --codecs, --shares): results of other parts are kept in the JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from replayed_models import (
     packed_expert,
     task_progress,
 )
-from result_document import add_result_options, table, write_results
+from result_document import add_result_options, earlier_results, table, write_results
 
 from zipmoe.planning.partition import ExpertState, PoolPlan
 from zipmoe.planning.trace import RoutingTrace
@@ -129,29 +131,33 @@ def main() -> None:
     """Simulate, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_replay_options(parser)
+    parser.add_argument("--codecs", nargs="+", default=CODECS)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="memory as shares of the BF16 bytes")
     parser.add_argument("--plot", type=Path, help="draw time over memory into this file (needs matplotlib)")
     add_result_options(parser, "memory_budgets")
     arguments = parser.parse_args()
     traces, devices = chosen_traces(arguments), chosen_devices(arguments)
-    results = []
-    with task_progress("budgets", len(traces) * len(devices) * len(CODECS) * len(arguments.shares)) as tasks:
+    by_case = earlier_results(arguments.json, "results")
+    constants = earlier_results(arguments.json, "devices") | device_constants(devices)
+    with task_progress("budgets", len(traces) * len(devices) * len(arguments.codecs) * len(arguments.shares)) as tasks:
         for device in devices:
-            for codec in CODECS:
+            for codec in arguments.codecs:
                 for trace in traces:
                     expert = packed_expert(trace, device, codec)
                     for share in arguments.shares:
                         which = {"device": device.name, "codec": codec, "model": trace.header.model, "share": share}
-                        results.append({**which, **budget_of(trace, expert, share)})
+                        key = ", ".join(str(part) for part in which.values())
+                        by_case[key] = {**which, **budget_of(trace, expert, share)}
                         tasks.finished(f"{trace.header.model} {share:.0%}")
+    results = list(by_case.values())
     shown = [share for share in arguments.shares if share in SHOWN_SHARES] or arguments.shares
     tables = tables_of(results, shown)
     print(tables)
     report = {
         "warm_up": WARM_UP,
         "prompts": arguments.prompts,
-        "devices": device_constants(devices),
-        "results": results,
+        "devices": constants,
+        "results": by_case,
     }
     write_results(arguments.json, arguments.document, "Memory budgets (tables 5 and 6)", report, tables)
     if arguments.plot:
