@@ -22,9 +22,11 @@ from typing import Any
 from replayed_models import task_progress
 from result_document import add_result_options, earlier_results, table, this_machine, write_results
 
+from zipmoe.checkpoint.source import SourceCheckpoint
 from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.codecs.registry import settings_from_options
 from zipmoe.store.pack import pack
+from zipmoe.store.pack_plan import meta_model
 from zipmoe.store.packed_folder import PackedFolder
 from zipmoe.store.verify import verify
 
@@ -38,7 +40,8 @@ POINTS: dict[str, tuple[str, int | str | None]] = {
 
 
 def warm(model: Path) -> None:
-    """Read the checkpoint once, so that no operating point pays for the disk."""
+    """Read the checkpoint once and import what packing needs, so that the first operating point pays for neither."""
+    meta_model(SourceCheckpoint(model))
     buffer = bytearray(8 << 20)
     for path in sorted(model.glob("*.safetensors")):
         with path.open("rb", buffering=0) as file:

@@ -137,9 +137,13 @@ def measured(folders: dict[int, PackedFolder], threads: Sequence[int], rounds: i
             for (shards, count), engine in engines.items():
                 found = one_pass(engine, wanted)
                 if number:
-                    results.setdefault(f"K={shards}, {count} threads", []).append(found)
-                tasks.finished(f"K={shards}, {count} threads")
+                    results.setdefault(_label(shards, count), []).append(found)
+                tasks.finished(_label(shards, count))
     return results
+
+
+def _label(shards: int, threads: int) -> str:
+    return f"K={shards}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def tables_of(results: Sequence[dict[str, Any]], measurements: dict[str, Any]) -> str:
