@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from limited_run import limited_run
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "bigger_than_memory.json"
 TOPIC, TOPICS, VOCABULARY, PROMPT_TOKENS, NEW_TOKENS = 7, 64, 151936, 64, 32
@@ -49,12 +50,7 @@ class Bench:
 
     def limited(self, memory: str, *command: str, evict: Path | None = None) -> tuple[dict[str, Any], str, str]:
         """Run ``command`` under a memory limit; returns limit-run's figures, stdout and stderr."""
-        figures = self.work / "limit-run.json"
-        arguments = [str(self.tools / "limit-run"), "--mem", memory, "--json", str(figures), "--quiet"]
-        if evict is not None:
-            arguments += ["--evict", str(evict)]
-        done = subprocess.run([*arguments, "--", *command], capture_output=True, text=True, check=False)
-        return json.loads(figures.read_text()), done.stdout, done.stderr
+        return limited_run(self.tools, memory, command, evict)
 
     def zipmoe(self, memory: str, *arguments: str, evict: Path | None = None) -> tuple[dict[str, Any], str, str]:
         """Run the command line of this installation under a memory limit."""
@@ -93,8 +89,7 @@ class Bench:
         """Delete what this script has made; anything else in the work folder is somebody else's."""
         for folder in (self.model, *self.work.glob("packed-*")):
             shutil.rmtree(folder)
-        for name in ("limit-run.json", "plain.json"):
-            (self.work / name).unlink(missing_ok=True)
+        (self.work / "plain.json").unlink(missing_ok=True)
 
     def verify(self, folder: Path) -> None:
         """Every decoded tensor against the source."""

@@ -38,8 +38,8 @@ def expected(talking_source: Path) -> tuple[list[int], str]:
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["--exact"], ["--exact", "--combine", "eager"], ["--pools", "F=1,C=2"]],
-    ids=["fast", "exact", "eager", "pools"],
+    [[], ["--exact"], ["--exact", "--combine", "eager"], ["--pools", "F=1,C=2"], ["--io", "buffered"]],
+    ids=["fast", "exact", "eager", "pools", "buffered"],
 )
 def test_tokens_and_text_of_plain_transformers(
     talking_packed: Path, expected: tuple[list[int], str], options: list[str], capsys: pytest.CaptureFixture[str]
@@ -57,7 +57,14 @@ def test_tokens_and_text_of_plain_transformers(
     assert statistics["ttft_seconds"] > 0
     assert statistics["hits"] + statistics["misses"] > 0
     mode = "exact" if "--exact" in options else "fast"
-    for piece in (f"mode {mode}", "codec fx3", "budget 8.00 GB", "reads", "pool"):
+    for piece in (
+        f"mode {mode}",
+        "codec fx3",
+        "budget 8.00 GB",
+        "reads",
+        "pool",
+        *(["buffered reads"] if "--io" in options else []),
+    ):
         assert piece in result["mode"]
     assert result["mode"] in err  # the mode line is the first thing that a person sees
     code, out, err = _run(capsys, *common)
@@ -106,6 +113,7 @@ def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.Captu
         (["--memory", "8GB", "--prompt", "a", "--max-new-tokens", "many"], "--max-new-tokens"),
         (["--memory", "8GB", "--prompt", "a", "--temperature", "-1"], "temperature"),
         (["--memory", "8GB", "--prompt", "a", "--combine", "alphabetical"], "alphabetical"),
+        (["--memory", "8GB", "--prompt", "a", "--io", "mapped"], "--io 'mapped' is unknown"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=all"], "'C=all' does not say"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=1,S=1"], "records have no parts"),
         (["--memory", "8GB", "--prompt", "a", "--policy", "oracle"], "policy must be one of zipmoe, lru, lfu"),

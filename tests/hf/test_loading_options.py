@@ -35,13 +35,15 @@ def change_config(folder, **changes):
 
 
 def test_arguments_reach_the_engine(mixtral):
-    settings = zipmoe.ZipMoEConfig(memory="8GB", mode="exact", verify="first", io_threads=2, decode_threads=1)
+    settings = zipmoe.ZipMoEConfig(
+        memory="8GB", mode="exact", verify="first", io_mode="buffered", io_threads=2, decode_threads=1
+    )
     with pytest.warns(UserWarning, match="loading attributes"):
         model = mixtral.load(quantization_config=settings)
     assert model.zipmoe_mode == "exact"
     assert model.zipmoe_engine.budget.total_bytes == 8_000_000_000
     line = model.zipmoe_mode_line()
-    for words in ("mode exact", "grouped_mm", "2 threads", "1 thread", "first", "8.00 GB"):
+    for words in ("mode exact", "grouped_mm", "buffered reads", "2 threads", "1 thread", "first", "8.00 GB"):
         assert words in line, line
 
 
@@ -84,7 +86,14 @@ def test_fast_is_the_default_mode(mixtral):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"mode": "slow"}, {"verify": "sometimes"}, {"io_threads": 0}, {"context_tokens": -1}, {"colour": "blue"}],
+    [
+        {"mode": "slow"},
+        {"verify": "sometimes"},
+        {"io_mode": "direct"},
+        {"io_threads": 0},
+        {"context_tokens": -1},
+        {"colour": "blue"},
+    ],
 )
 def test_bad_settings_are_refused(arguments):
     with pytest.raises(InvalidArgumentError, match=next(iter(arguments))):

@@ -74,6 +74,10 @@ def run_command(
     ] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Seed for sampling; needs a temperature [default: 0]")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end-of-text token")] = False,
+    io_mode: Annotated[
+        str,
+        typer.Option("--io", help="Reads: auto (past the page cache where possible) or buffered (through it)"),
+    ] = "auto",
     record_trace: Annotated[
         Path | None, typer.Option(help="Write which experts every layer activates to this new file, for simulate")
     ] = None,
@@ -81,6 +85,10 @@ def run_command(
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
     _check_options(memory, prompt, prompt_ids, chat, max_new_tokens, temperature, top_p, seed, combine)
+    if io_mode not in ("auto", "buffered"):
+        from zipmoe.errors import InvalidArgumentError
+
+        raise InvalidArgumentError(f"--io {io_mode!r} is unknown", hint="choose auto or buffered")
     if record_trace is not None:
         _check_new_file(record_trace)
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
@@ -110,6 +118,7 @@ def run_command(
         memory=memory,
         mode="exact" if exact else None,
         context_tokens=inputs.shape[1] + max_new_tokens,
+        io_mode=io_mode,
         pools=_PLANNED if pools is None else pools,
         trace=trace,
         policy=policy,

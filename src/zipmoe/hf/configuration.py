@@ -14,7 +14,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.engine.cache_policy import checked_half_life, checked_policy
-from zipmoe.engine.engine import VERIFY_MODES
+from zipmoe.engine.engine import IO_MODES, VERIFY_MODES
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
@@ -29,6 +29,7 @@ _LOADING_ATTRIBUTES = (
     "mode",
     "context_tokens",
     "verify",
+    "io_mode",
     "io_threads",
     "decode_threads",
     "pools",
@@ -48,6 +49,8 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         context_tokens: tokens (over all sequences of a batch) for which key-value cache is reserved at start.
             Default: the model's context length, at most 2048. A longer context takes from the expert pool.
         verify: when checksums of records are verified: ``"always"`` (each read), ``"first"`` or ``"never"``.
+        io_mode: ``"auto"`` (reads past the page cache where the file system can) or ``"buffered"`` (through it; nothing
+            is left behind there).
         io_threads: threads that read from disk. Default: the engine's.
         decode_threads: threads that decode. Default: the engine's.
         pools: experts per sparse layer that are kept decoded (F), compressed (C), with their SM-chunks only (S) and
@@ -75,6 +78,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         mode: str | None = None,
         context_tokens: int | None = None,
         verify: str = "always",
+        io_mode: str = "auto",
         io_threads: int | None = None,
         decode_threads: int | None = None,
         pools: str | PoolSlots | PoolSettings | None = None,
@@ -103,6 +107,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.mode = mode
         self.context_tokens = _positive("context_tokens", context_tokens)
         self.verify = _one_of("verify", verify, VERIFY_MODES)
+        self.io_mode = _one_of("io_mode", io_mode, IO_MODES)
         self.io_threads = _positive("io_threads", io_threads)
         self.decode_threads = _positive("decode_threads", decode_threads)
         self.pools = _parse_pools(pools)

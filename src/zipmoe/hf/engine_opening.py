@@ -39,6 +39,7 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         folder,
         _budget(model, folder, settings),
         verify=settings.verify,
+        io_mode=settings.io_mode,
         io_threads=settings.io_threads,
         decode_threads=settings.decode_threads,
         policy=settings.policy,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zipmoe.engine.pool_budget import pools_bytes, single_pool_holds_all
-from zipmoe.engine.pool_slots import DEFAULT_HALF_LIFE, PoolSlots
+from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS
+from zipmoe.engine.pool_slots import PoolSlots
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.folder_plan import FolderCosts, plan_folder, workload_of
 from zipmoe.planning.partition import POOLS, ExpertState, PoolPlan
@@ -43,7 +44,7 @@ class PlanRequest:
     """Memory for the pools of all layers, staging included."""
     trace: RoutingTrace | None = None
     """Routing of this model; None: all experts alike."""
-    half_life_steps: float = DEFAULT_HALF_LIFE
+    half_life_steps: float = DEFAULT_HALF_LIFE_STEPS
     pools: tuple[ExpertState, ...] | None = None
     """Restrict the pools; None: all that the codec has."""
     looked_up: Collection[str] = ()

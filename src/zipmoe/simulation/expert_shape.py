@@ -76,14 +76,16 @@ class ExpertOnDevice:
         Args:
             shape: its tensors.
             device: the machine, which also knows rho of the codec.
-            codec: a name of ``_native.codecs()``.
+            codec: a name of ``_native.codecs()``, or an operating point of one that the machine was measured with, such
+                as ``zstd huf``.
             shards: K of separable codecs.
 
         Raises:
             InvalidArgumentError: the codec does not exist, or the machine was not measured with it.
         """
         known = {codec.name: codec for codec in _native.codecs()}
-        if codec not in known:
+        name = codec.split(" ", 1)[0]
+        if name not in known:
             raise InvalidArgumentError(
                 f"codec {codec!r} does not exist", hint=f"choose one of {', '.join(sorted(known))}"
             )
@@ -92,7 +94,7 @@ class ExpertOnDevice:
                 f"device {device.name!r} was not measured with codec {codec!r}",
                 hint=f"it knows {', '.join(sorted(device.exponent_ratio))}",
             )
-        capabilities = CodecCapabilities(known[codec].separable, known[codec].fused)
+        capabilities = CodecCapabilities(known[name].separable, known[name].fused)
         ratio = device.exponent_ratio[codec]
         separable = not capabilities.whole
         tensors = []
