@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zipmoe.engine.pool_budget import pools_bytes, single_pool_holds_all
 from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS
+from zipmoe.engine.pool_budget import pools_bytes, single_pool_holds_all
 from zipmoe.engine.pool_slots import PoolSlots
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.folder_plan import FolderCosts, plan_folder, workload_of
