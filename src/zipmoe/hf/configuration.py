@@ -14,11 +14,21 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.engine.engine import VERIFY_MODES
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
+from zipmoe.engine.rows_on_demand import EMBEDDING_PLACES
 from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
 
 MODES = ("fast", "exact")
-_LOADING_ATTRIBUTES = ("memory", "mode", "context_tokens", "verify", "io_threads", "decode_threads", "pools")
+_LOADING_ATTRIBUTES = (
+    "memory",
+    "mode",
+    "context_tokens",
+    "verify",
+    "io_threads",
+    "decode_threads",
+    "pools",
+    "embedding",
+)
 
 
 class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
@@ -36,6 +46,8 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         pools: experts per sparse layer that are kept decoded (F), compressed (C), with their SM-chunks only (S) and
             with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``. Default: one
             pool of compressed experts for all layers, as large as the budget allows.
+        embedding: where tables are kept that are only looked up: ``"on-demand"`` (default: on disk, and the rows of
+            the tokens at hand are read, which leaves more memory to experts) or ``"resident"``.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
@@ -53,6 +65,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         io_threads: int | None = None,
         decode_threads: int | None = None,
         pools: str | PoolSlots | PoolSettings | None = None,
+        embedding: str = "on-demand",
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
         **unknown: Any,
@@ -78,6 +91,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.io_threads = _positive("io_threads", io_threads)
         self.decode_threads = _positive("decode_threads", decode_threads)
         self.pools = PoolSlots.parse(pools) if isinstance(pools, str) else pools
+        self.embedding = _one_of("embedding", embedding, EMBEDDING_PLACES)
         if mode is not None:
             _one_of("mode", mode, MODES)
 

@@ -13,6 +13,7 @@ import torch
 
 from zipmoe.engine.budget import MemoryBudget, plan_budget
 from zipmoe.engine.engine import Engine
+from zipmoe.engine.rows_on_demand import looked_up_matrices
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.store.manifest import Manifest
 from zipmoe.store.packed_folder import PackedFolder
@@ -44,6 +45,7 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         io_threads=settings.io_threads,
         decode_threads=settings.decode_threads,
         pools=settings.pools,
+        rows_on_demand=looked_up_matrices(model, folder.manifest) if settings.embedding == "on-demand" else (),
     )
 
 
