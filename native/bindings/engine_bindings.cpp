@@ -120,8 +120,9 @@ void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::
                  const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
                  const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes,
                  const std::string& policy, double half_life_steps, uint32_t requests_per_step, uint64_t seed,
-                 const std::optional<PoolsTuple>& pools) {
+                 const std::optional<PoolsTuple>& pools, std::vector<uint32_t> rows_on_demand) {
   EngineOptions options;
+  options.rows_on_demand = std::move(rows_on_demand);
   options.verify = parse_verify_mode(verify);
   options.decode_threads = decode_threads;
   options.instruction_set = instruction_set.empty() ? best_instruction_set() : parse_instruction_set(instruction_set);
@@ -297,6 +298,12 @@ void bind_engine(nb::module_& module) {
       .def("add_record", &add_record, "name"_a, "file"_a, "offset"_a, "length"_a, "extents"_a, "matrices"_a,
            "extents: (offset, length, xxh3_64); matrices: (rows, columns, [(offset, length) per extent], shard bytes). "
            "Returns the index of the record; ValueError if the geometry contradicts itself.")
+      .def(
+          "rows_on_demand_bytes",
+          [](const RecordTable& table, const std::vector<uint32_t>& records) {
+            return RowReader::reserved_bytes(table, records);
+          },
+          "records"_a, "Memory that these records take at most when their rows are read on demand.")
       .def("__len__", &RecordTable::size);
 
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
@@ -304,11 +311,12 @@ void bind_engine(nb::module_& module) {
            "io_mode"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
            "policy"_a = EngineOptions{}.eviction_policy, "half_life_steps"_a = PolicyParameters{}.half_life_steps,
            "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
-           "pools"_a = nb::none(),
+           "pools"_a = nb::none(), "rows_on_demand"_a = std::vector<uint32_t>(),
            "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "
            "classes: (classes: (F slot bytes, slot bytes of each part, staged experts, bytes and number of buffers for "
-           "decompressed exponents), groups: (class, records, slots of F, C, S, E), tolerance of ranks or None, order of "
-           "reads).")
+           "decompressed exponents), groups: (class, records, slots of F, C, S, E), tolerance of ranks or None, order "
+           "of "
+           "reads). rows_on_demand: dense records whose rows are read when they are looked up.")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
       .def(
           "begin_request",

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -74,6 +75,20 @@ struct MatrixView {
   std::span<const uint32_t> shard_bytes;
 };
 
+// Bytes [begin, end) of one section.
+struct SectionRange {
+  uint32_t section;
+  uint64_t begin;
+  uint64_t end;
+};
+
+// What it takes to decode single rows of a matrix of which not everything is in memory.
+struct RowAccess {
+  uint64_t index_bytes;    // the first bytes of section 0 tell where the rows lie; every row needs them
+  uint64_t row_bytes_max;  // upper bound of what one row needs besides,
+  uint64_t ranges_max;     // and in how many ranges it lies at most
+};
+
 // Codecs are immutable: every function may be called from many threads at once.
 class Codec {
  public:
@@ -102,6 +117,14 @@ class Codec {
 
   // The unit of parallel decoding that contains `row`: decoding [begin, end) alone repeats no work of its neighbours.
   virtual RowRange split_at(const MatrixView& matrix, uint64_t row) const = 0;
+
+  // How single rows of such a matrix can be decoded; nothing where that takes all of the sections.
+  virtual std::optional<RowAccess> row_access(MatrixShape shape, std::span<const uint32_t> shard_bytes) const;
+
+  // The bytes that decode_rows() needs for rows [row_begin, row_end), besides the index: what it writes does not depend
+  // on any others, though it may touch them. Of the matrix itself, which was validated, only the index is looked at.
+  // Ranges may be empty. Throws std::invalid_argument for a bad row range.
+  virtual std::vector<SectionRange> row_ranges(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end) const;
 
  protected:
   Codec() = default;

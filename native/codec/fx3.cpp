@@ -171,6 +171,41 @@ void Fx3Codec::decode_rows(const MatrixView& matrix, uint64_t row_begin, uint64_
   }
 }
 
+std::optional<RowAccess> Fx3Codec::row_access(MatrixShape shape, std::span<const uint32_t>) const {
+  const Fx3Layout layout = Fx3Layout::of(shape);
+  // Every weight of a group may be an exception. The raw fallback has less: no index, and one row alone.
+  const uint64_t group_bytes_max = layout.group_bytes() + kFx3GroupRows * layout.panel_columns;
+  return RowAccess{.index_bytes = layout.index_offset + layout.index_entries() * sizeof(uint32_t),
+                   .row_bytes_max = layout.panels * group_bytes_max,
+                   .ranges_max = 2 * layout.panels};
+}
+
+std::vector<SectionRange> Fx3Codec::row_ranges(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end) const {
+  check_row_range(matrix.shape, row_begin, row_end);
+  std::vector<SectionRange> ranges;
+  if (row_begin == row_end) return ranges;
+  const std::span<const uint8_t> blob = matrix.sections[0];
+  const Fx3Layout layout = layout_of(matrix);
+  const Fx3Header header = read_fx3_header(blob, layout);
+  if (header.raw) {
+    const uint64_t row_bytes = matrix.shape.columns * sizeof(uint16_t);
+    ranges.push_back({0, kFx3HeaderBytes + row_begin * row_bytes, kFx3HeaderBytes + row_end * row_bytes});
+    return ranges;
+  }
+  const auto exception = [&](uint64_t group) {
+    const uint8_t* entry = blob.data() + layout.index_offset + group * sizeof(uint32_t);
+    return layout.exceptions_offset + std::min<uint64_t>(load_little_endian<uint32_t>(entry), header.exception_bytes);
+  };
+  for (uint64_t panel = 0; panel < layout.panels; ++panel) {
+    const uint64_t begin = panel * layout.groups + row_begin / kFx3GroupRows;
+    const uint64_t end = panel * layout.groups + (row_end - 1) / kFx3GroupRows + 1;
+    ranges.push_back(
+        {0, layout.records_offset + begin * layout.group_bytes(), layout.records_offset + end * layout.group_bytes()});
+    ranges.push_back({0, exception(begin), exception(end)});
+  }
+  return ranges;
+}
+
 RowRange Fx3Codec::split_at(const MatrixView& matrix, uint64_t row) const {
   check_row_range(matrix.shape, row, row + 1);
   const uint64_t begin = row / kFx3GroupRows * kFx3GroupRows;

@@ -15,6 +15,8 @@ class Fx3Codec final : public Codec {
   void decode_rows(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end, uint16_t* out,
                    InstructionSet instruction_set) const override;
   RowRange split_at(const MatrixView& matrix, uint64_t row) const override;
+  std::optional<RowAccess> row_access(MatrixShape shape, std::span<const uint32_t> shard_bytes) const override;
+  std::vector<SectionRange> row_ranges(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end) const override;
 };
 
 enum class Fx3RawFallback {

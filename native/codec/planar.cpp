@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "codec/bfloat16_fields.hpp"
@@ -153,6 +154,28 @@ void PlanarCodec::decompress_shard_of(const MatrixView& matrix, uint32_t shard, 
     throw FormatError(std::string(name()) + ": the shards exceed the E section");
   }
   if (!raw.empty()) decompress_shard(matrix.sections[0].subspan(begin, bytes), raw);
+}
+
+std::optional<RowAccess> PlanarCodec::row_access(MatrixShape shape, std::span<const uint32_t> shard_bytes) const {
+  const uint32_t largest = shard_bytes.empty() ? 0 : *std::max_element(shard_bytes.begin(), shard_bytes.end());
+  return RowAccess{.index_bytes = 0, .row_bytes_max = largest + shape.columns, .ranges_max = 2};
+}
+
+std::vector<SectionRange> PlanarCodec::row_ranges(const MatrixView& matrix, uint64_t row_begin,
+                                                  uint64_t row_end) const {
+  check_row_range(matrix.shape, row_begin, row_end);
+  check_lengths(*this, matrix);
+  std::vector<SectionRange> ranges;
+  if (row_begin == row_end) return ranges;
+  const uint64_t shards = matrix.shard_bytes.size();
+  const auto bytes_before = [&](uint64_t shard) {
+    return std::accumulate(matrix.shard_bytes.begin(), matrix.shard_bytes.begin() + static_cast<ptrdiff_t>(shard),
+                           uint64_t{0});
+  };
+  ranges.push_back({0, bytes_before(shard_of_row(matrix.shape.rows, shards, row_begin)),
+                    bytes_before(shard_of_row(matrix.shape.rows, shards, row_end - 1) + 1)});
+  ranges.push_back({1, row_begin * matrix.shape.columns, row_end * matrix.shape.columns});
+  return ranges;
 }
 
 RowRange PlanarCodec::split_at(const MatrixView& matrix, uint64_t row) const {

@@ -22,6 +22,8 @@ class PlanarCodec : public Codec {
   void decode_rows(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end, uint16_t* out,
                    InstructionSet instruction_set) const final;
   RowRange split_at(const MatrixView& matrix, uint64_t row) const final;
+  std::optional<RowAccess> row_access(MatrixShape shape, std::span<const uint32_t> shard_bytes) const final;
+  std::vector<SectionRange> row_ranges(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end) const final;
 
   // Decompresses one shard alone: fills `raw` (its rows * columns exponents) exactly, or throws FormatError. The codec
   // must be available.

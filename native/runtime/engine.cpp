@@ -11,9 +11,6 @@
 namespace zipmoe {
 namespace {
 
-// Dense records in flight at once: enough to keep the reader's threads busy.
-constexpr uint64_t kDenseLoadsInFlight = 8;
-
 uint64_t scratch_stride(uint64_t bytes) {
   return round_up(std::max<uint64_t>(bytes, 1) + kReadableTailBytes, kHugePageBytes);
 }
@@ -27,9 +24,7 @@ std::vector<RecordIndex> dense_records(const EngineOptions& options) {
 }
 
 uint64_t dense_bytes(const RecordTable& table, const EngineOptions& options) {
-  uint64_t bytes = 0;
-  for (const RecordIndex record : dense_records(options)) bytes += table[record].length;
-  return round_up(bytes, kHugePageBytes);
+  return round_up(DenseRecords::resident_bytes(table, dense_records(options), options.rows_on_demand), kHugePageBytes);
 }
 
 uint64_t total_scratch_bytes(const EngineOptions& options) {
@@ -108,17 +103,8 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
       options_(checked(table_, options)),
       fixed_bytes_(dense_bytes(table_, options_) + total_scratch_bytes(options_)),
       arena_(std::make_shared<Arena>(fixed_bytes_ + reserved_bytes(options_))),
-      verifier_(table_, options_.verify),
-      dense_offsets_(table_.size()),
-      dense_loaded_(table_.size()),
-      dense_(dense_records(options_)) {
-  uint64_t offset = 0;
-  for (const RecordIndex record : dense_) {
-    dense_offsets_[record] = offset;
-    offset += table_[record].length;
-  }
-  dense_progress_.bytes_total = offset;
-  offset = round_up(offset, kHugePageBytes);
+      verifier_(table_, options_.verify) {
+  uint64_t offset = dense_bytes(table_, options_);
   for (const uint64_t bytes : options_.scratch_bytes) {
     scratch_.emplace_back(arena_->data() + offset, bytes);
     offset += scratch_stride(bytes);
@@ -133,6 +119,8 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
   decoder_ = std::make_unique<RowDecoder>(table_.codec(), options_.instruction_set, options_.decode_threads);
   if (!reader) reader = make_reader(table_, options_);
   loader_ = std::make_unique<RecordLoader>(table_, verifier_, std::move(reader), ahead_.get());
+  dense_ = std::make_unique<DenseRecords>(table_, dense_records(options_), options_.rows_on_demand, options_.verify,
+                                          *loader_, arena_->data());
   io_mode_ = loader_->reader().mode();
   fallback_reason_ = loader_->reader().fallback_reason();
 }
@@ -167,27 +155,7 @@ LoadProgress Engine::load_dense(std::chrono::milliseconds timeout) {
   std::lock_guard lock(mutex_);
   require_open();
   if (request_) throw std::logic_error("dense records are loaded before the first request");
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  while (!dense_progress_.finished()) {
-    while (dense_started_ < dense_.size() && loader_->outstanding() < kDenseLoadsInFlight) {
-      const RecordIndex record = dense_[dense_started_++];
-      loader_->start(record, arena_->data() + dense_offsets_[record]);
-    }
-    const auto remaining = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (remaining.count() <= 0) break;
-    const auto outcome = loader_->wait(remaining);
-    if (!outcome) break;
-    if (outcome->failure) {
-      const LoadFailure failure = *outcome->failure;
-      // What is under way writes into the arena: let it finish before the caller decides.
-      dense_started_ = dense_.size();
-      while (loader_->outstanding() > 0) loader_->wait(std::chrono::milliseconds(1000));
-      throw RecordError(failure.fault, outcome->record, failure.message);
-    }
-    dense_loaded_[outcome->record] = true;
-    dense_progress_.bytes_done += table_[outcome->record].length;
-  }
-  return dense_progress_;
+  return dense_->load(timeout);
 }
 
 // What reading and decoding have taken so far; until both have been seen, they count as equally fast.
@@ -275,10 +243,7 @@ void Engine::require_handed_out(RecordIndex record) const {
 MatrixView Engine::readable_view(RecordIndex record, uint32_t matrix) const {
   if (record >= table_.size()) throw std::out_of_range("no record " + std::to_string(record));
   if (matrix >= table_[record].matrices.size()) throw std::out_of_range("no such matrix in the record");
-  if (options_.class_of_record[record] == ExpertCache::kNotCached) {
-    if (!dense_loaded_[record]) throw std::logic_error("record " + table_[record].name + " is not loaded");
-    return table_.view(record, matrix, arena_->data() + dense_offsets_[record]);
-  }
+  if (options_.class_of_record[record] == ExpertCache::kNotCached) return dense_->view(record, matrix);
   require_handed_out(record);
   if (pool_memory_) return table_.view(record, matrix, pooled_request_->current_places());
   return table_.view(record, matrix, cache_->data(record));
@@ -301,13 +266,30 @@ void Engine::decode(RecordIndex record, uint32_t matrix, uint64_t row_begin, uin
     pooled_request_->decode(matrix, row_begin, row_end, out.data());
     return;
   }
-  const auto begin = std::chrono::steady_clock::now();
-  try {
+  count_decoding(record, weights, [&] {
+    if (dense_->on_demand(record))
+      return dense_->row_reader()->decode(record, row_begin, row_end, out.data(), *decoder_);
     decoder_->decode(view, row_begin, row_end, out.data());
+    return 0.0;
+  });
+}
+
+// `decode` decodes this many weights of a matrix that begins with `record`; returns the seconds that it waited for
+// reads.
+template <typename Decode>
+void Engine::count_decoding(RecordIndex record, uint64_t weights, Decode decode) {
+  const auto begin = std::chrono::steady_clock::now();
+  double waited = 0;
+  try {
+    waited = decode();
+  } catch (const RecordError&) {
+    throw;
   } catch (const std::runtime_error& error) {
     throw RecordError(RecordFault::invalid_encoding, record, error.what());
   }
-  counters_.decode_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  counters_.wait_seconds += waited;
+  counters_.decode_seconds += elapsed.count() - waited;
   counters_.decoded_bytes += weights * sizeof(uint16_t);
 }
 
@@ -332,14 +314,12 @@ void Engine::gather(std::span<const RecordIndex> blocks, std::span<const int64_t
   }
   const uint64_t weights = rows.size() * views.front().shape.columns;
   if (out.size() < weights) throw std::invalid_argument("the output is too small for the rows");
-  const auto begin = std::chrono::steady_clock::now();
-  try {
+  const bool absent = std::ranges::any_of(blocks, [this](RecordIndex block) { return dense_->on_demand(block); });
+  count_decoding(blocks.front(), weights, [&] {
+    if (absent) return dense_->row_reader()->gather(blocks, rows, out.data(), *decoder_);
     decoder_->gather(views, rows, out.data());
-  } catch (const std::runtime_error& error) {
-    throw RecordError(RecordFault::invalid_encoding, blocks.front(), error.what());
-  }
-  counters_.decode_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  counters_.decoded_bytes += weights * sizeof(uint16_t);
+    return 0.0;
+  });
 }
 
 bool Engine::in_full_pool(RecordIndex record) const {
@@ -431,10 +411,11 @@ bool Engine::resident(RecordIndex record) const {
 
 Residency Engine::residency(RecordIndex record) const {
   std::lock_guard lock(mutex_);
+  require_open();
   if (record >= table_.size()) throw std::out_of_range("no record " + std::to_string(record));
   const bool dense = options_.class_of_record[record] == ExpertCache::kNotCached;
   if (!dense && pool_memory_) return pool_memory_->residency(record);
-  const bool whole = dense ? dense_loaded_[record] : cache_->resident(record);
+  const bool whole = dense ? dense_->resident(record) : cache_->resident(record);
   return whole ? Residency::both_chunks : Residency::miss;
 }
 
@@ -443,8 +424,9 @@ void Engine::close() {
   if (closed_) return;
   account_request();
   counters_ = with_parts(counters_);
-  loader_.reset();
+  loader_.reset();  // its reads end before the memory goes that they write to
   ahead_.reset();
+  dense_.reset();
   decoder_.reset();
   arena_->release(0, arena_->bytes());
   closed_ = true;
@@ -466,6 +448,10 @@ EngineCounters Engine::with_parts(EngineCounters counted) const {
     counted.decompress_ahead_seconds = ahead_->counters().seconds;
   }
   counted.verify_seconds = verifier_.seconds();
+  if (const RowReader* rows = dense_->row_reader()) {
+    for (size_t i = 0; i < kPartsMax; ++i) counted.part_read_bytes[i] += rows->part_bytes()[i];
+    counted.verify_seconds += rows->verify_seconds();
+  }
   counted.evictions = pool_memory_ ? pool_memory_->dropped() : cache_->evictions();
   if (pool_memory_) {
     counted.promotions = pool_memory_->promotions();

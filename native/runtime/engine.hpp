@@ -17,6 +17,7 @@
 #include "cache/layer_pools.hpp"
 #include "cache/pool_memory.hpp"
 #include "io/thread_pool_reader.hpp"
+#include "runtime/dense_records.hpp"
 #include "runtime/expert_request.hpp"
 #include "runtime/pooled_request.hpp"
 #include "runtime/record_loader.hpp"
@@ -40,9 +41,10 @@ struct EngineOptions {
   InstructionSet instruction_set = InstructionSet::scalar;
   ThreadPoolReaderOptions reader;
   std::vector<SizeClass> size_classes;
-  std::vector<uint32_t> class_of_record;   // ExpertCache::kNotCached: resident from the start (dense)
-  std::vector<uint64_t> scratch_bytes;     // one buffer each
-  std::string eviction_policy = "zipmoe";  // one of eviction_policy_names()
+  std::vector<uint32_t> class_of_record;    // ExpertCache::kNotCached: resident from the start (dense)
+  std::vector<RecordIndex> rows_on_demand;  // dense records that are not resident: their rows are read when looked up
+  std::vector<uint64_t> scratch_bytes;      // one buffer each
+  std::string eviction_policy = "zipmoe";   // one of eviction_policy_names()
   // With pools every group has a policy of its own: a step is one request then, and the seed is the first group's.
   PolicyParameters policy_parameters;
   std::optional<EnginePools> pools;  // then there are no size classes, and the class of every expert is 0
@@ -66,12 +68,6 @@ struct EngineCounters {
   double verify_seconds = 0;            // summed over the reader's threads
   double wait_seconds = 0;              // callers waiting for experts
   ReadCounters read;
-};
-
-struct LoadProgress {
-  uint64_t bytes_done = 0;
-  uint64_t bytes_total = 0;
-  bool finished() const { return bytes_done == bytes_total; }
 };
 
 class Engine {
@@ -137,6 +133,8 @@ class Engine {
   EngineCounters with_request(EngineCounters counted) const;
   void account_request();
   MatrixView readable_view(RecordIndex record, uint32_t matrix) const;
+  template <typename Decode>
+  void count_decoding(RecordIndex record, uint64_t weights, Decode decode);
 
   const RecordTable table_;
   const EngineOptions options_;
@@ -144,15 +142,11 @@ class Engine {
   mutable std::mutex mutex_;
   std::shared_ptr<Arena> arena_;  // outlives the engine while somebody holds one of its buffers
   RecordVerifier verifier_;
-  std::vector<uint64_t> dense_offsets_;  // by record; in the arena
-  std::vector<bool> dense_loaded_;       // by record
-  std::vector<RecordIndex> dense_;
-  size_t dense_started_ = 0;
-  LoadProgress dense_progress_;
   std::vector<std::span<uint8_t>> scratch_;
   std::unique_ptr<ExpertCache> cache_;  // without pools
   std::unique_ptr<RowDecoder> decoder_;
   std::unique_ptr<DecompressAhead> ahead_;  // with exponent buffers; before the loader, whose threads call it
+  std::unique_ptr<DenseRecords> dense_;     // before the loader, which reads to there
   std::unique_ptr<RecordLoader> loader_;
   std::unique_ptr<PoolMemory> pool_memory_;            // instead of the cache
   std::vector<std::unique_ptr<LayerPools>> dispatch_;  // by group

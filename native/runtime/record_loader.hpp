@@ -62,6 +62,7 @@ class RecordLoader final : public ReadSink {
   void read_completed(const ReadCompletion& completion) noexcept override;
 
   const Reader& reader() const { return *reader_; }
+  Reader& reader() { return *reader_; }
   // Bytes of each part (by extent) that were read without an error, dense records included.
   std::array<uint64_t, 2> part_bytes() const;
 

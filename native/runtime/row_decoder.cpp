@@ -44,6 +44,13 @@ std::vector<uint64_t> cut_rows(const Codec& codec, const MatrixView& view, uint6
 
 }  // namespace
 
+std::vector<uint32_t> ascending_order(std::span<const int64_t> rows) {
+  std::vector<uint32_t> order(rows.size());
+  std::iota(order.begin(), order.end(), 0U);
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return rows[a] < rows[b]; });
+  return order;
+}
+
 void RowDecoder::decode(const MatrixView& view, uint64_t row_begin, uint64_t row_end, uint16_t* out) {
   if (row_begin >= row_end) return;
   const std::vector<uint64_t> cuts = cut_rows(codec_, view, row_begin, row_end, workers_.threads());
@@ -98,13 +105,13 @@ void RowDecoder::decode(const MatrixView& view, const PreparedExponents& prepare
 }
 
 void RowDecoder::gather(std::span<const MatrixView> blocks, std::span<const int64_t> rows, uint16_t* out) {
-  if (rows.empty()) return;
-  const uint64_t columns = blocks.front().shape.columns;
-  // In ascending order, rows that share work are neighbours.
-  std::vector<uint32_t> order(rows.size());
-  std::iota(order.begin(), order.end(), 0U);
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return rows[a] < rows[b]; });
+  gather(blocks, rows, ascending_order(rows), out);
+}
 
+void RowDecoder::gather(std::span<const MatrixView> blocks, std::span<const int64_t> rows,
+                        std::span<const uint32_t> order, uint16_t* out) {
+  if (order.empty()) return;
+  const uint64_t columns = blocks.front().shape.columns;
   // A batch is decoded in one call: a single row, or, where the codec's unit is large, wanted rows of one unit.
   struct Batch {
     const MatrixView* block;

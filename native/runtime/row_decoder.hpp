@@ -22,6 +22,9 @@ struct PreparedExponents {
   std::function<void(uint32_t shard)> await;  // returns when a coming one is ready; throws FormatError
 };
 
+// Positions in `rows` in ascending order of the row numbers there: rows that share work are neighbours.
+std::vector<uint32_t> ascending_order(std::span<const int64_t> rows);
+
 class RowDecoder {
  public:
   RowDecoder(const Codec& codec, InstructionSet instruction_set, uint32_t threads)
@@ -38,6 +41,9 @@ class RowDecoder {
   // Rows of a matrix that is cut into `blocks` of consecutive rows (all with the same columns): those with the given
   // numbers, in this order, into `out` [rows.size()][columns]. The numbers must be in range.
   void gather(std::span<const MatrixView> blocks, std::span<const int64_t> rows, uint16_t* out);
+  // The same for some of the rows: those at the positions `order`, which are in ascending order of their row numbers.
+  void gather(std::span<const MatrixView> blocks, std::span<const int64_t> rows, std::span<const uint32_t> order,
+              uint16_t* out);
 
  private:
   const Codec& codec_;

@@ -18,13 +18,13 @@ inline constexpr MatrixShape kShapes[] = {{24, 64}, {64, 12}};
 // A packed file of experts with two matrices each, and one dense matrix in two blocks.
 class PackedModel {
  public:
-  PackedModel(const std::string& codec, uint32_t experts, uint32_t shards)
+  PackedModel(const std::string& codec, uint32_t experts, uint32_t shards, MatrixShape dense_block = {100, 32})
       : codec_(find_codec(codec)), shards_(shards) {
     std::vector<uint8_t> file(4096, 0);
     for (uint32_t expert = 0; expert < experts; ++expert) {
       add(file, "expert " + std::to_string(expert), {kShapes[0], kShapes[1]});
     }
-    for (int block = 0; block < 2; ++block) add(file, "dense block " + std::to_string(block), {{100, 32}});
+    for (int block = 0; block < 2; ++block) add(file, "dense block " + std::to_string(block), {dense_block});
     write_file(path(), file);
     experts_ = experts;
   }

@@ -4,7 +4,7 @@ hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.budget import PROCESS, MemoryBudget
 from zipmoe.engine.engine import Engine
 from zipmoe.engine.memory_plan import MemoryPlan
+from zipmoe.engine.rows_on_demand import RowsOnDemand
 from zipmoe.store.manifest import DenseMatrix, ExpertGroup, FileEntry, Manifest, Record
 from zipmoe.store.packed_folder import PackedFolder
 from zipmoe.store.record_encoder import encode_record
@@ -36,22 +37,29 @@ class PackedModel:
     experts: dict[tuple[str, int, str], torch.Tensor]
     dense: dict[str, torch.Tensor]
 
-    def plan(self, decode_threads: int = 2) -> MemoryPlan:
-        separable = self.folder.manifest.codec.name != "fx3"
-        return MemoryPlan.of(self.folder.manifest, decode_threads, separable=separable)
+    def plan(self, decode_threads: int = 2, rows_on_demand: Collection[str] = ()) -> MemoryPlan:
+        manifest = self.folder.manifest
+        on_demand = RowsOnDemand.of_manifest(manifest, rows_on_demand)
+        separable = manifest.codec.name != "fx3"
+        return MemoryPlan.of(manifest, decode_threads, separable=separable, rows_on_demand=on_demand)
 
-    def budget(self, slots: int, decode_threads: int = 2, spare: int = 0) -> MemoryBudget:
+    def budget(
+        self, slots: int, decode_threads: int = 2, spare: int = 0, rows_on_demand: Collection[str] = ()
+    ) -> MemoryBudget:
         """A budget that leaves exactly ``slots`` slots in each size class, and ``spare`` bytes that are less than a
         slot.
         """
-        plan = self.plan(decode_threads)
+        plan = self.plan(decode_threads, rows_on_demand)
         pool = plan.pool_reservation_bytes([slots] * len(plan.size_classes))
         fixed = {PROCESS: 100_000_000, "workspace": 50_000_000}
-        total = sum(fixed.values()) + plan.dense_reservation_bytes + plan.scratch_reservation_bytes + pool + spare
-        return MemoryBudget(total, fixed)
+        dense = plan.dense_reservation_bytes + plan.rows_on_demand_bytes
+        return MemoryBudget(sum(fixed.values()) + dense + plan.scratch_reservation_bytes + pool + spare, fixed)
 
-    def engine(self, slots: int = 4, *, decode_threads: int = 2, **options: object) -> Engine:
-        return Engine(self.folder, self.budget(slots, decode_threads), decode_threads=decode_threads, **options)
+    def engine(
+        self, slots: int = 4, *, decode_threads: int = 2, rows_on_demand: Collection[str] = (), **options: object
+    ) -> Engine:
+        budget = self.budget(slots, decode_threads, rows_on_demand=rows_on_demand)
+        return Engine(self.folder, budget, decode_threads=decode_threads, rows_on_demand=rows_on_demand, **options)
 
     def record(self, group: int, expert: int) -> Record:
         return self.folder.manifest.expert_groups[group].records[expert]
@@ -68,8 +76,18 @@ class PackedModel:
             stream.write(bytes([byte ^ 0x10]))
 
 
-def build(path: Path, codec: CodecSettings = FX3, *, second_layer_scale: int = 1) -> PackedModel:
-    """Write the folder. ``second_layer_scale``: the second layer's matrices have this many times as many rows."""
+def build(
+    path: Path,
+    codec: CodecSettings = FX3,
+    *,
+    second_layer_scale: int = 1,
+    embedding_shape: tuple[int, int] = (100, 64),
+) -> PackedModel:
+    """Write the folder.
+
+    ``second_layer_scale``: the second layer's matrices have this many times as many rows; ``embedding_shape``: rows and
+    columns of the embedding, which is cut into two blocks.
+    """
     generator = torch.Generator().manual_seed(3)
 
     def weights(rows: int, columns: int) -> torch.Tensor:
@@ -90,8 +108,9 @@ def build(path: Path, codec: CodecSettings = FX3, *, second_layer_scale: int = 1
         names = [f"zipmoe.{group}.{expert}" for expert in range(EXPERTS)]
         records = write_file(path / f"packed-{layer}.safetensors", names, matrices, codec, files)
         groups.append(ExpertGroup(group, PARAMETERS, tuple(records)))
-    dense = {EMBEDDING: weights(100, 64), PROJECTION: weights(40, 64)}
-    blocks = {EMBEDDING: [dense[EMBEDDING][:60], dense[EMBEDDING][60:]], PROJECTION: [dense[PROJECTION]]}
+    dense = {EMBEDDING: weights(*embedding_shape), PROJECTION: weights(40, 64)}
+    cut = embedding_shape[0] * 3 // 5
+    blocks = {EMBEDDING: [dense[EMBEDDING][:cut], dense[EMBEDDING][cut:]], PROJECTION: [dense[PROJECTION]]}
     dense_matrices = []
     for parameter, parts in blocks.items():
         names = [f"zipmoe.{parameter}.{index}" for index in range(len(parts))]

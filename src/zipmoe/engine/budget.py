@@ -33,6 +33,7 @@ __all__ = [
 PROCESS = "interpreter and libraries"
 UNPACKED = "unpacked tensors"
 DENSE = "packed dense matrices"
+ROWS_ON_DEMAND = "embedding rows on demand"
 SCRATCH = "scratch for decoded matrices"
 KV_CACHE = "key-value cache"
 WORKSPACE = "workspace"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -26,6 +26,7 @@ from zipmoe.engine.pool_memory_plan import PoolMemoryPlan, native_pools, pool_li
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.engine.record_catalogue import GroupHandle, RecordCatalogue
 from zipmoe.engine.record_errors import named_record_errors, open_error
+from zipmoe.engine.rows_on_demand import RowsOnDemand
 from zipmoe.engine.statistics import Statistics
 from zipmoe.errors import (
     BudgetExceededError,
@@ -75,6 +76,7 @@ class Engine:
         policy: str | None = None,
         half_life_steps: float | None = None,
         pools: PoolSettings | PoolSlots | None = None,
+        rows_on_demand: Collection[str] = (),
     ) -> None:
         """Reserve memory, open the files and read the dense matrices.
 
@@ -95,6 +97,9 @@ class Engine:
                 ``PoolSettings``, else 16.
             pools: experts per sparse layer in the pools F, C, S and E, by what is kept of them in memory. Default: one
                 pool of whole records for all layers, as large as the budget allows.
+            rows_on_demand: parameters of dense matrices that are kept on disk: ``dense_rows`` reads what it needs
+                (see ``looked_up_matrices``). With ``verify="always"`` every page is verified whenever it is read,
+                otherwise only at the start.
 
         Raises:
             BudgetTooSmallError: the budget is below the floor, or too small for the pools.
@@ -126,7 +131,10 @@ class Engine:
         manifest = folder.manifest
         self._catalogue = RecordCatalogue(folder.path, manifest)
         codec = get_codec(manifest.codec.name)
-        self._plan = MemoryPlan.of(manifest, self._decode_threads, separable=codec.separable)
+        self._on_demand = RowsOnDemand.of(self._catalogue, rows_on_demand)
+        self._plan = MemoryPlan.of(
+            manifest, self._decode_threads, separable=codec.separable, rows_on_demand=self._on_demand
+        )
         self._pools: PoolMemoryPlan | None = None
         if settings is not None:
             settings = replace(settings, policy=self._policy, half_life_steps=self._half_life_steps)
@@ -177,6 +185,7 @@ class Engine:
                 half_life_steps=self._half_life_steps,
                 requests_per_step=max(1, len(self._catalogue.group_numbers)),
                 pools=None if self._pools is None else native_pools(self._pools, self._catalogue.group_numbers),
+                rows_on_demand=self._on_demand.records,
             )
         except OSError as error:
             raise open_error(error) from error
@@ -433,6 +442,7 @@ class Engine:
             experts=sum(shape.records for shape in self._plan.size_classes),
             policy=self._policy,
             pools=self._describe_pools(),
+            rows_on_demand_saved_bytes=max(self._on_demand.saved_bytes, 0),
         ).line(mode, combine)
 
     def _describe_pools(self) -> str:

@@ -11,6 +11,7 @@ from zipmoe.engine.budget import (
     DENSE,
     EXPERT_POOL,
     PROCESS,
+    ROWS_ON_DEMAND,
     SCRATCH,
     WORKSPACE,
     WORKSPACE_BYTES,
@@ -20,12 +21,14 @@ from zipmoe.engine.budget import (
 )
 from zipmoe.engine.memory_usage import resident_bytes
 from zipmoe.engine.pool_plan import SizeClass, distribute_slots, floor_bytes, plan_size_classes
+from zipmoe.engine.rows_on_demand import RowsOnDemand
 from zipmoe.errors import BudgetTooSmallError
 from zipmoe.store.manifest import Manifest, MatrixEntry
 
 HUGE_PAGE_BYTES = 2 << 20
 REGION_TAIL_BYTES = 4096
 """The arena keeps this much readable after each region, because decoders load whole vectors."""
+ALL_RESIDENT = RowsOnDemand()
 
 
 def _whole_huge_pages(count: int) -> int:
@@ -47,9 +50,13 @@ class MemoryPlan:
     dense_bytes: int
     thread_buffer_bytes: int
     """What decoding threads allocate while they look up single rows (codecs whose unit is a shard)."""
+    rows_on_demand_bytes: int = 0
+    """For matrices that are not in the arena because their rows are read on demand."""
 
     @classmethod
-    def of(cls, manifest: Manifest, decode_threads: int, *, separable: bool) -> MemoryPlan:
+    def of(
+        cls, manifest: Manifest, decode_threads: int, *, separable: bool, rows_on_demand: RowsOnDemand = ALL_RESIDENT
+    ) -> MemoryPlan:
         """The plan of a packed folder; ``separable``: its codec decodes whole shards."""
         experts = [record for group in manifest.expert_groups for record in group.records]
         blocks = [block for matrix in manifest.dense for block in matrix.blocks]
@@ -65,8 +72,9 @@ class MemoryPlan:
         return cls(
             size_classes=tuple(plan_size_classes(manifest.expert_groups)),
             scratch_bytes=(*scratch, tile),
-            dense_bytes=sum(block.length for block in blocks),
+            dense_bytes=sum(block.length for block in blocks) - rows_on_demand.record_bytes,
             thread_buffer_bytes=shard * decode_threads if separable else 0,
+            rows_on_demand_bytes=rows_on_demand.reservation_bytes,
         )
 
     @property
@@ -129,6 +137,8 @@ class MemoryPlan:
         fixed.setdefault(PROCESS, resident_bytes())
         fixed.setdefault(WORKSPACE, WORKSPACE_BYTES)
         fixed[DENSE] = self.dense_reservation_bytes
+        if self.rows_on_demand_bytes:
+            fixed[ROWS_ON_DEMAND] = self.rows_on_demand_bytes
         fixed[SCRATCH] = self.scratch_reservation_bytes
         floor = {**fixed, EXPERT_POOL: pool_bytes}
         floor_total = sum(floor.values())

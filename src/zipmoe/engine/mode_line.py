@@ -29,6 +29,8 @@ class EngineMode:
     """Which experts make room."""
     pools: str = ""
     """Pools by what is in memory of an expert; empty: one pool of whole records."""
+    rows_on_demand_saved_bytes: int = 0
+    """Memory that embedding tables do not take, because their rows are read on demand; 0: all are resident."""
 
     def line(self, mode: str, combine: str) -> str:
         """The line, without a newline.
@@ -40,17 +42,18 @@ class EngineMode:
         reads = f"{self.io_mode} reads with {_count(self.io_threads, 'thread')}"
         if self.io_fallback_reason:
             reads += f" ({self.io_fallback_reason})"
-        return "; ".join(
-            [
-                f"zipmoe: codec {self.codec}",
-                f"mode {mode} with {combine} combine",
-                f"{self.instruction_set} decoding with {_count(self.decode_threads, 'thread')}",
-                reads,
-                f"checksums {self.verify}",
-                f"budget {format_bytes(self.budget_bytes)}",
-                self.pools or self._one_pool(),
-            ]
-        )
+        parts = [
+            f"zipmoe: codec {self.codec}",
+            f"mode {mode} with {combine} combine",
+            f"{self.instruction_set} decoding with {_count(self.decode_threads, 'thread')}",
+            reads,
+            f"checksums {self.verify}",
+            f"budget {format_bytes(self.budget_bytes)}",
+        ]
+        if self.rows_on_demand_saved_bytes:
+            saved = format_bytes(self.rows_on_demand_saved_bytes)
+            parts.append(f"embedding rows on demand from disk, which saves {saved}")
+        return "; ".join([*parts, self.pools or self._one_pool()])
 
     def _one_pool(self) -> str:
         slot_count = sum(slots for _, slots in self.slots)

@@ -10,13 +10,15 @@ from zipmoe.engine.budget import MemoryBudget, plan_budget
 from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.pool_memory_plan import PoolMemoryPlan
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
+from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices, model_on_meta
 from zipmoe.store.manifest import Manifest
 
 
 def budget_without_pools(
     manifest: Manifest, memory: str | int | None, config: Any, context_tokens: int | None
 ) -> MemoryBudget:
-    """The budget of a run with everything reserved but the pools: what is free is theirs.
+    """The budget of a run with everything reserved but the pools: what is free is theirs. Rows of embeddings are read
+    on demand, as they are unless a caller asks for resident ones.
 
     To be called in a process that has imported torch and Transformers, as the run will have.
 
@@ -25,17 +27,24 @@ def budget_without_pools(
     """
     unpacked = sum(reason.bytes for reason in manifest.unpacked)
     budget = plan_budget(memory, config=config, unpacked_bytes=unpacked, context_tokens=context_tokens)
-    return reserve_all_but_pools(manifest, budget)
+    looked_up = looked_up_matrices(model_on_meta(config, manifest.architecture), manifest)
+    return reserve_all_but_pools(manifest, budget, RowsOnDemand.of_manifest(manifest, looked_up))
 
 
-def reserve_all_but_pools(manifest: Manifest, budget: MemoryBudget, decode_threads: int | None = None) -> MemoryBudget:
+def reserve_all_but_pools(
+    manifest: Manifest, budget: MemoryBudget, rows_on_demand: RowsOnDemand, decode_threads: int | None = None
+) -> MemoryBudget:
     """A copy of a budget with everything reserved that an engine needs beside its pools.
 
     Raises:
         BudgetTooSmallError: the budget is below the floor.
     """
-    threads = decode_threads or len(os.sched_getaffinity(0))
-    plan = MemoryPlan.of(manifest, threads, separable=get_codec(manifest.codec.name).separable)
+    plan = MemoryPlan.of(
+        manifest,
+        decode_threads or len(os.sched_getaffinity(0)),
+        separable=get_codec(manifest.codec.name).separable,
+        rows_on_demand=rows_on_demand,
+    )
     smallest = pools_bytes(manifest, PoolSlots())
     reserved = MemoryBudget(budget.total_bytes, budget.ledger)
     plan.reserve_fixed(reserved, smallest, "what is being read; nothing is kept")

@@ -37,7 +37,7 @@ class EngineCounters:
     requests: int = 0
     """Sparse layers executed."""
     reads: int = 0
-    """Records read, dense ones at the start included."""
+    """Records read, dense ones at the start included, and pieces of records whose rows are read on demand."""
     read_bytes: int = 0
     exponent_read_bytes: int = 0
     """E-chunks among ``read_bytes``; 0 for codecs whose parts cannot be read alone."""
@@ -51,7 +51,7 @@ class EngineCounters:
     verify_seconds: float = 0.0
     """Checksums and validation, summed over the reader's threads."""
     wait_seconds: float = 0.0
-    """Time that the model stood waiting for experts."""
+    """Time that the model stood waiting for experts, and for rows that are read on demand."""
     decode_seconds: float = 0.0
     decoded_bytes: int = 0
     """BF16 bytes produced by decoding."""

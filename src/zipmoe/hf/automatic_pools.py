@@ -16,6 +16,7 @@ from zipmoe.engine.budget import MemoryBudget
 from zipmoe.engine.model_shape import EXPERTS_PER_TOKEN, largest, text_config
 from zipmoe.engine.pool_budget import pools_bytes, reserve_all_but_pools
 from zipmoe.engine.pool_slots import PoolSettings
+from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices
 from zipmoe.errors import BudgetTooSmallError, InvalidArgumentError, ZipMoEError
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.planning.device import DeviceProfile
@@ -73,10 +74,13 @@ def automatic_pools(
     measure_budget()  # refuses what is wrong with it
     looked_up = embedding_parameters(model.named_modules(remove_duplicate=False))
     top_k = largest(text_config(model.config), EXPERTS_PER_TOKEN) or 1
+    tables = looked_up_matrices(model, folder.manifest) if settings.embedding == "on-demand" else ()
+    rows_on_demand = RowsOnDemand.of_manifest(folder.manifest, tables)
     try:
         plan: BudgetPlan | None = None
         for _ in range(_ATTEMPTS):
-            free = reserve_all_but_pools(folder.manifest, measure_budget(), settings.decode_threads).free_bytes
+            budget = measure_budget()
+            free = reserve_all_but_pools(folder.manifest, budget, rows_on_demand, settings.decode_threads).free_bytes
             if plan is not None and plan.slots is not None and pools_bytes(folder.manifest, plan.slots) <= free:
                 measured = f"{profile.measured_at:%Y-%m-%d %H:%M}"
                 origin = f"pools planned with the profile of {measured} and {trace_name}: {_expected(plan.chosen)}"

@@ -16,6 +16,7 @@ from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.engine.cache_policy import checked_half_life, checked_policy
 from zipmoe.engine.engine import IO_MODES, VERIFY_MODES
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
+from zipmoe.engine.rows_on_demand import EMBEDDING_PLACES
 from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
 
@@ -36,6 +37,7 @@ _LOADING_ATTRIBUTES = (
     "trace",
     "policy",
     "half_life_steps",
+    "embedding",
 )
 
 
@@ -64,6 +66,8 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             Default: that of ``PoolSettings``, else ``"zipmoe"``.
         half_life_steps: for the policy ``"zipmoe"``: steps (passes of the model) after which an activation counts half.
             Default: that of ``PoolSettings``, else 16.
+        embedding: where tables are kept that are only looked up: ``"on-demand"`` (default: on disk, and the rows of
+            the tokens at hand are read, which leaves more memory to experts) or ``"resident"``.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
@@ -85,6 +89,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         trace: str | Path | None = None,
         policy: str | None = None,
         half_life_steps: float | None = None,
+        embedding: str = "on-demand",
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
         **unknown: Any,
@@ -116,6 +121,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             raise InvalidArgumentError("a trace is for planning", hint=f'give pools="{PLANNED_POOLS}" with it')
         self.policy = checked_policy(policy) if policy is not None else None
         self.half_life_steps = checked_half_life(half_life_steps) if half_life_steps is not None else None
+        self.embedding = _one_of("embedding", embedding, EMBEDDING_PLACES)
         if mode is not None:
             _one_of("mode", mode, MODES)
 

@@ -14,6 +14,7 @@ import torch
 
 from zipmoe.engine.budget import MemoryBudget, plan_budget
 from zipmoe.engine.engine import Engine
+from zipmoe.engine.rows_on_demand import looked_up_matrices
 from zipmoe.hf.automatic_pools import automatic_pools
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.store.manifest import Manifest
@@ -45,6 +46,7 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         policy=settings.policy,
         half_life_steps=settings.half_life_steps,
         pools=pools,
+        rows_on_demand=looked_up_matrices(model, folder.manifest) if settings.embedding == "on-demand" else (),
     )
     for note in notes:
         sys.stderr.write(f"{note}\n")

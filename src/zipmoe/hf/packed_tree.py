@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from zipmoe.checkpoint.expert_modules import ExpertModules, find_expert_groups
+from zipmoe.checkpoint.module_names import ModuleNames
 from zipmoe.errors import ManifestError, UnsupportedOperationError
 from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
 from zipmoe.hf.expert_parameter import ExpertSource
@@ -31,7 +32,7 @@ def replace_packed_parameters(model: Any, manifest: Manifest, slot: EngineSlot) 
     Raises:
         ManifestError: the manifest describes another model.
     """
-    names = _Names(model)
+    names = ModuleNames(model)
     complete = type(model).__name__ == manifest.architecture
     described = {experts.path: experts for experts in find_expert_groups(model)}
     replaced: set[str] = set()
@@ -56,21 +57,8 @@ def replace_packed_parameters(model: Any, manifest: Manifest, slot: EngineSlot) 
     return replaced
 
 
-class _Names:
-    """Names of the packed model, found again in a model that may lack or have the prefix of the base model."""
-
-    def __init__(self, model: Any) -> None:
-        self._prefix = f"{model.base_model_prefix}."
-        self._modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
-
-    def resolve(self, path: str) -> str | None:
-        """The model's own path of the module that the manifest calls ``path``; None if it has no such module."""
-        candidates = (path, path.removeprefix(self._prefix), self._prefix + path)
-        return next((name for name in candidates if name in self._modules), None)
-
-
 def _replace_dense(
-    model: Any, matrix: DenseMatrix, parameter: str, names: _Names, slot: EngineSlot, complete: bool
+    model: Any, matrix: DenseMatrix, parameter: str, names: ModuleNames, slot: EngineSlot, complete: bool
 ) -> str | None:
     path = names.resolve(parameter.removesuffix(".weight"))
     if path is None:

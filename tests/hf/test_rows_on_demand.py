@@ -1,0 +1,118 @@
+"""Embeddings whose rows are read on demand: which tables qualify, and that nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+import zipmoe
+from zipmoe.engine import rows_on_demand
+from zipmoe.engine.budget import DENSE, ROWS_ON_DEMAND
+from zipmoe.engine.pool_budget import budget_without_pools
+from zipmoe.engine.rows_on_demand import looked_up_matrices, model_on_meta
+from zipmoe.errors import InvalidArgumentError
+from zipmoe.store.packed_folder import PackedFolder
+
+WORDS = "embedding rows on demand from disk"
+
+
+@pytest.fixture(autouse=True)
+def small_tables_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_on_demand, "SMALLEST_TABLE_BYTES", 0)
+
+
+def looked_up(packed) -> tuple[str, ...]:
+    manifest = PackedFolder.open(packed.folder).manifest
+    return looked_up_matrices(model_on_meta(AutoConfig.from_pretrained(packed.folder), manifest.architecture), manifest)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mixtral", ("model.embed_tokens.weight",)),
+        ("qwen2_moe", ("model.embed_tokens.weight",)),
+        ("deepseek_v3", ("model.embed_tokens.weight",)),
+        ("dbrx", ("transformer.wte.weight",)),
+        ("mixtral_tied", ()),
+    ],
+)
+def test_logits_are_those_of_plain_transformers(packed_model, name, expected):
+    packed = packed_model(name)
+    assert looked_up(packed) == expected
+    model = packed.load()
+    assert looked_up_matrices(model, model.zipmoe_engine.folder.manifest) == expected  # packed modules change nothing
+    assert bool(model.zipmoe_engine._on_demand.records) == bool(expected)
+    assert bool(model.zipmoe_engine.budget.reserved(ROWS_ON_DEMAND)) == bool(expected)
+    plain = packed.plain()
+    assert torch.equal(packed.logits(model), packed.logits(plain))
+    assert torch.equal(packed.generate(model), packed.generate(plain))
+    embedding, original = model.get_input_embeddings(), plain.get_input_embeddings()
+    assert torch.equal(embedding.weight.materialise(), original.weight)
+    assert embedding(torch.empty(1, 0, dtype=torch.int64)).shape == (1, 0, original.embedding_dim)
+    assert torch.equal(model.get_output_embeddings().weight.materialise(), plain.get_output_embeddings().weight)
+
+
+def test_tables_shared_by_names_and_stacks(packed_model):
+    """An encoder and a decoder share one table, and the head with them."""
+    switch = packed_model("switch")
+    tables = looked_up(switch)
+    assert "shared.weight" not in tables
+    assert torch.equal(switch.logits(switch.load()), switch.logits(switch.plain()))
+
+
+def test_a_base_model_without_its_head_only_looks_rows_up(packed_model):
+    import transformers
+
+    tied = packed_model("mixtral_tied")
+    base = transformers.MixtralModel.from_pretrained(tied.folder)
+    plain = transformers.MixtralModel.from_pretrained(tied.source)
+    assert base.zipmoe_engine.budget.reserved(ROWS_ON_DEMAND) > 0
+    with torch.no_grad():
+        assert torch.equal(base(**tied.inputs).last_hidden_state, plain(**tied.inputs).last_hidden_state)
+
+
+def test_a_model_in_float32(mixtral):
+    model, plain = mixtral.load(dtype=torch.float32), mixtral.plain(dtype=torch.float32)
+    assert torch.equal(mixtral.logits(model), mixtral.logits(plain))
+
+
+def test_the_caller_may_keep_the_table_resident(mixtral):
+    model = zipmoe.load(mixtral.folder, quantization_config=zipmoe.ZipMoEConfig(embedding="resident"))
+    assert WORDS not in model.zipmoe_mode_line()
+    assert ROWS_ON_DEMAND not in model.zipmoe_engine.budget.ledger
+    assert torch.equal(mixtral.logits(model), mixtral.logits(mixtral.plain()))
+    with pytest.raises(InvalidArgumentError, match="embedding"):
+        zipmoe.ZipMoEConfig(embedding="somewhere")
+
+
+def test_small_tables_stay_in_memory(mixtral, monkeypatch):
+    monkeypatch.setattr(rows_on_demand, "SMALLEST_TABLE_BYTES", 16 << 20)
+    assert looked_up(mixtral) == ()
+    assert ROWS_ON_DEMAND not in mixtral.load().zipmoe_engine.budget.ledger
+
+
+def test_systems_with_large_pages_keep_tables_in_memory(mixtral, monkeypatch):
+    monkeypatch.setattr(rows_on_demand.mmap, "PAGESIZE", 65536)
+    assert looked_up(mixtral) == ()
+
+
+def test_save_pretrained_copies_the_table(mixtral, tmp_path: Path):
+    model = mixtral.load()
+    model.save_pretrained(tmp_path / "copy")
+    again = zipmoe.load(tmp_path / "copy")
+    assert torch.equal(mixtral.logits(again), mixtral.logits(mixtral.plain()))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "mixtral_tied"])
+def test_plan_and_run_reserve_the_same(packed_model, name):
+    packed = packed_model(name)
+    manifest = PackedFolder.open(packed.folder).manifest
+    planned = budget_without_pools(manifest, "8GB", AutoConfig.from_pretrained(packed.folder), 64).ledger
+    settings = zipmoe.ZipMoEConfig(memory="8GB", context_tokens=64)
+    run = zipmoe.load(packed.folder, quantization_config=settings).zipmoe_engine.budget.ledger
+    for item in (DENSE, ROWS_ON_DEMAND):
+        assert planned.get(item) == run.get(item)
