@@ -103,13 +103,14 @@ def _codecs(console: Console, report: ProfileReport) -> None:
     )
     _table(
         console,
-        "whole matrices decoded, GB/s of BF16, by workers",
-        ["codec", "size/BF16", *(str(count) for count in workers)],
+        "whole matrices decoded, GB/s of BF16, by workers, and by all of them between products as in a model",
+        ["codec", "size/BF16", *(str(count) for count in workers), "between products"],
         (
             [
                 _codec_name(codec),
                 f"{(1 + codec.exponent_ratio) / 2:.4f}",
                 *(_giga(codec.decode_bytes_per_second.get(count)) for count in workers),
+                _giga(codec.decode_between_products_bytes_per_second),
             ]
             for codec in report.codecs
         ),

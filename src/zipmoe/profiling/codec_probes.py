@@ -1,4 +1,9 @@
-"""The processor's part of a reconstruction: decompression of shards, recombination, decoding of whole matrices."""
+"""The processor's part of a reconstruction: decompression of shards, recombination, decoding of whole matrices.
+
+Whole matrices are decoded twice: one after the other, and in turn with the products that they are for, as a model does
+it. The latter is what a step pays: torch's threads stay awake for some time after a product and take cores from the
+workers.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch.nn import functional
 
 from zipmoe import _native
 from zipmoe.codecs.registry import encode_level
@@ -15,6 +22,7 @@ from zipmoe.profiling.operating_points import OperatingPoint
 from zipmoe.profiling.touched_memory import TouchedMemory
 from zipmoe.store.record_encoder import READABLE_TAIL_BYTES
 
+BETWEEN_PRODUCTS = "decode between products"
 Bytes = npt.NDArray[np.uint8]
 _RECOMBINED_WEIGHTS = 512 << 10
 """Weights of a unit of recombination: large enough for the clock, small enough for all workers to stay busy."""
@@ -110,7 +118,7 @@ class CodecProbe:
     """One step with one codec on some workers; unit: once through the whole sample."""
 
     step: str
-    """``"decompress"``, ``"recombine"`` or ``"decode"``."""
+    """``"decompress"``, ``"recombine"``, ``"decode"``, or ``"decode between products"``."""
     key: str
     """Operating point; empty for recombination."""
     workers: int
@@ -158,7 +166,10 @@ def codec_probes(
         for workers in worker_counts:
             if each.point.separable:
                 probes.append(_decompression(each, work[workers], scratch))
-            probes.append(_decoding(each, _native.TimedDecoder(each.point.settings.name, workers), out))
+            decoder = _native.TimedDecoder(each.point.settings.name, workers)
+            probes.append(_decoding(each, decoder, out))
+            if workers == max(worker_counts):
+                probes.append(_decoding_between_products(each, decoder, out))
     return probes + [_recombination(planes, work[workers], scratch) for workers in worker_counts]
 
 
@@ -178,6 +189,27 @@ def _decoding(each: EncodedSample, decoder: _native.TimedDecoder, out: npt.NDArr
         return decoder.decode(matrices, units * len(matrices), out)
 
     return CodecProbe("decode", each.point.key, decoder.workers, 2.0 * each.weights, run)
+
+
+def _decoding_between_products(
+    each: EncodedSample, decoder: _native.TimedDecoder, out: npt.NDArray[np.uint16]
+) -> CodecProbe:
+    """Only decoding is timed."""
+    matrices = [(rows, columns, list(sections), list(shards)) for rows, columns, sections, shards in each.matrices]
+    decoded = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16)
+    rows_in = {columns: torch.ones(1, columns, dtype=torch.bfloat16) for _, columns, _, _ in matrices}
+
+    def run(units: int) -> float:
+        seconds = 0.0
+        with torch.no_grad():
+            for _ in range(units):
+                for matrix in matrices:
+                    rows, columns, _, _ = matrix
+                    seconds += decoder.decode([matrix], 1, out)
+                    functional.linear(rows_in[columns], decoded[: rows * columns].view(rows, columns))
+        return seconds
+
+    return CodecProbe(BETWEEN_PRODUCTS, each.point.key, decoder.workers, 2.0 * each.weights, run)
 
 
 def _recombination(planes: Sequence[tuple[Bytes, Bytes]], work: _native.TimedWork, scratch: Bytes) -> CodecProbe:

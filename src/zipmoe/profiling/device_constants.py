@@ -62,7 +62,9 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
         },
         recombine_bytes_per_second=_of_fewest(report.recombine_bytes_per_second).median,
         decode_bytes_per_second={
-            codec.key: _of_most(codec.decode_bytes_per_second).median
+            codec.key: (
+                codec.decode_between_products_bytes_per_second or _of_most(codec.decode_bytes_per_second)
+            ).median
             for codec in report.codecs
             if codec.decode_bytes_per_second
         },

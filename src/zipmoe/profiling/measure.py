@@ -17,7 +17,14 @@ from zipmoe._version import __version__
 from zipmoe.codecs.registry import codec_names, get_codec
 from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.planning.device import HostFingerprint, host_fingerprint
-from zipmoe.profiling.codec_probes import CodecProbe, EncodedSample, codec_memory_bytes, codec_probes, encode_sample
+from zipmoe.profiling.codec_probes import (
+    BETWEEN_PRODUCTS,
+    CodecProbe,
+    EncodedSample,
+    codec_memory_bytes,
+    codec_probes,
+    encode_sample,
+)
 from zipmoe.profiling.disk_identity import DiskIdentity, OtherLoad, disk_identity
 from zipmoe.profiling.disk_probes import (
     READ_MEMORY_BYTES,
@@ -299,6 +306,9 @@ def _codec_rates(
                 shard_bytes=max((raw for _, raw in each.shards()), default=0),
                 decompress_bytes_per_second=_by_workers(probes, results, "decompress", point.key),
                 decode_bytes_per_second=_by_workers(probes, results, "decode", point.key),
+                decode_between_products_bytes_per_second=next(
+                    iter(_by_workers(probes, results, BETWEEN_PRODUCTS, point.key).values()), None
+                ),
             )
         )
     return tuple(rates)

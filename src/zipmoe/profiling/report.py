@@ -89,7 +89,9 @@ class CodecRates:
     decompress_bytes_per_second: Mapping[int, Estimate]
     """By workers: raw exponent bytes produced by all of them; empty for codecs without shards."""
     decode_bytes_per_second: Mapping[int, Estimate]
-    """By workers: BF16 bytes produced by all of them, from the packed form."""
+    """By workers: BF16 bytes produced by all of them, from the packed form, matrix after matrix."""
+    decode_between_products_bytes_per_second: Estimate | None = None
+    """The same by all workers, in turn with torch's products as in a model; products not counted."""
 
 
 @dataclass(frozen=True)
