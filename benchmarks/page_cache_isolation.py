@@ -149,12 +149,18 @@ def main() -> None:
                 if len(tokens) != 1:
                     raise SystemExit(f"{folder.name} at {share:.0%}: direct and buffered runs gave different tokens")
                 codec = manifest.codec.name
-                case = {"codec": codec, "share": share, "limit_bytes": limit, "runs": runs}
+                case = {
+                    "codec": codec,
+                    "share": share,
+                    "limit_bytes": limit,
+                    "new_tokens": arguments.new_tokens,
+                    "runs": runs,
+                }
                 cases[f"{codec} {share:g}"] = case
     cases = dict(sorted(cases.items()))
     tables = tables_of(cases)
     print(tables)
-    report = {"machine": this_machine(), "new_tokens": arguments.new_tokens, "cases": cases}
+    report = {"machine": this_machine(), "cases": cases}
     write_results(arguments.json, arguments.document, "Page-cache isolation (table 2)", report, tables)
 
 
