@@ -12,8 +12,10 @@ from zipmoe.bench.comparison_table import agreement_lines, tables
 if TYPE_CHECKING:
     from zipmoe.bench.result_file import BenchmarkResult
 
-_LEAST_WIDTH = 200
+_LEAST_WIDTH = 300
 """Narrower terminals wrap lines; cut numbers would be worse."""
+
+_TEXT = ("why", "best setting")
 
 
 def print_comparison(result: BenchmarkResult) -> None:
@@ -25,9 +27,7 @@ def print_comparison(result: BenchmarkResult) -> None:
     for table in tables(result):
         rich_table = RichTable(title=table.title, title_justify="left", title_style="bold", box=None)
         for number, heading in enumerate(table.headings):
-            rich_table.add_column(
-                heading, justify="left" if number < 2 or heading in ("why", "best setting") else "right"
-            )
+            rich_table.add_column(heading, justify="left" if number < 2 or heading in _TEXT else "right", no_wrap=True)
         for row in table.rows:
             rich_table.add_row(*(cell.replace("[", r"\[") for cell in row))
         console.print()
