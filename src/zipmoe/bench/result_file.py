@@ -30,7 +30,7 @@ class BenchmarkResult:
     read_ahead_kib: int | None
     """Of the disk with the packed folder, where nothing changed it."""
     other_cores_busy: float
-    """Mean number of cores that others kept busy meanwhile; contenders count as others."""
+    """Mean number of cores that neither the benchmark nor its contenders kept busy meanwhile."""
 
     @property
     def rows(self) -> list[Row]:
@@ -55,6 +55,7 @@ class BenchmarkResult:
             f"prompts   {plan.prompts.single} of {len(plan.prompts.prompts[0])} tokens: {plan.prompts.description}; "
             f"{plan.new_tokens} new tokens, {plan.rounds} round{'s' if plan.rounds != 1 else ''}",
             f"memory    {limit}",
+            f"others    kept {self.other_cores_busy:.1f} cores busy meanwhile",
         ]
 
     def to_json(self) -> dict[str, Any]:

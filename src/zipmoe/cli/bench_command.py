@@ -107,11 +107,11 @@ def _measure(
     from zipmoe.bench.benchmark import Benchmark
     from zipmoe.bench.contenders import WorkerCommands
     from zipmoe.bench.machine_rates import RateProbe
+    from zipmoe.bench.other_load import LoadBesideWorkers
     from zipmoe.bench.read_ahead import read_ahead_kib
     from zipmoe.bench.result_file import BenchmarkResult
-    from zipmoe.profiling.disk_identity import OtherLoad
 
-    load = OtherLoad()
+    load = LoadBesideWorkers()
     with _group_parent(no_limit) as parent:
         benchmark = Benchmark(
             plan, parent, commands=WorkerCommands(interpreters), rate_probe=RateProbe(opened), tell=talk
