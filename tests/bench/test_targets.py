@@ -39,7 +39,24 @@ def _row(
 ) -> Row:
     floor = Roofline(100.0, 50.0, 0.05, 0.1 if level == "25%" else 0.01, 0.12) if contender == "zipmoe" else None
     return Row(
-        contender, level, LEVELS[level], batch, "", None, 3, 1.0, ttft, ttft, tpot, tpot, rate, 0.0, peak, None, floor
+        contender,
+        level,
+        LEVELS[level],
+        batch,
+        "",
+        None,
+        3,
+        1.0,
+        ttft,
+        ttft,
+        ttft,
+        tpot,
+        tpot,
+        rate,
+        0.0,
+        peak,
+        None,
+        floor,
     )
 
 

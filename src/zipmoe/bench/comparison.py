@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zipmoe.bench.benchmark import Measured
@@ -41,6 +41,8 @@ class Row:
     """Of the first prompt after loading: with cold caches."""
     ttft_seconds: float | None
     """Median over prompts."""
+    best_ttft_seconds: float | None
+    """The same in the setting that is best for it, which need not be the one that is best for TPOT."""
     tpot_seconds: float | None
     tpot_p95_seconds: float | None
     tokens_per_second: float | None
@@ -120,7 +122,8 @@ def _rows(measured: Sequence[Measured], contender: Contender, level: MemoryLevel
     for size in sizes:
         candidates = [_row([m for m in measured if m.variant == v], v, level, size) for v in variants]
         best = min(candidates, key=lambda row: math.inf if row.tpot_seconds is None else row.tpot_seconds)
-        rows.append(best)
+        first = min((row.ttft_seconds for row in candidates if row.ttft_seconds is not None), default=None)
+        rows.append(replace(best, best_ttft_seconds=first))
     return rows
 
 
@@ -141,6 +144,7 @@ def _row(measured: Sequence[Measured], variant: Variant, level: MemoryLevel, siz
         load_seconds=sum(loads) / len(loads) if loads else None,
         first_ttft_seconds=median_ttft([first for first in firsts if first.batch == size]),
         ttft_seconds=median_ttft(generations),
+        best_ttft_seconds=median_ttft(generations),
         tpot_seconds=median_tpot(generations),
         tpot_p95_seconds=tpot_percentile(generations, 0.95),
         tokens_per_second=tokens_per_second(generations),
@@ -173,4 +177,4 @@ def _with_ratio(row: Row, rows: Sequence[Row]) -> Row:
     )
     if ours is None or row.tpot_seconds is None:
         return row
-    return Row(**{**vars(row), "slower_than_zipmoe": row.tpot_seconds / ours})
+    return replace(row, slower_than_zipmoe=row.tpot_seconds / ours)

@@ -81,6 +81,10 @@ class LimitedGroup:
         kills = re.search(r"^oom_kill (\d+)$", _read(self.directory / events), re.MULTILINE)
         return MemoryUse(peak, int(kills[1]) if kills else 0)
 
+    def kill(self) -> None:
+        """Kill everything that runs inside."""
+        _kill(self.directory)
+
     def remove(self) -> None:
         """Kill what runs inside, and remove the group.
 
@@ -212,9 +216,7 @@ def _parent_after_moving(group: ControlGroup) -> GroupParent:
 def _remove(directory: Path) -> None:
     deadline = time.monotonic() + _REMOVAL_SECONDS
     while True:
-        for process in _read(directory / "cgroup.procs").split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
+        _kill(directory)
         try:
             directory.rmdir()
             return
@@ -224,6 +226,12 @@ def _remove(directory: Path) -> None:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise
         time.sleep(0.02)  # the kernel takes a moment to bury the killed
+
+
+def _kill(directory: Path) -> None:
+    for process in _read(directory / "cgroup.procs").split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(process), signal.SIGKILL)
 
 
 def _runs(process: int) -> bool:

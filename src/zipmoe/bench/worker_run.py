@@ -53,6 +53,8 @@ def run_worker(command: Sequence[str], job: str, group: LimitedGroup | None, sec
         except subprocess.TimeoutExpired:
             timed_out = True
             process.kill()
+            if group is not None:
+                group.kill()  # children of the worker would hold its pipes open
             out, _ = process.communicate()
         except BaseException:
             process.kill()
@@ -81,7 +83,7 @@ def _reason(
         return garbage
     if limit is not None:
         return f"took longer than {limit:g} s, ended {when}"
-    if memory is not None and memory.oom_kills:
+    if memory is not None and memory.oom_kills and code != 0:
         return f"killed by the memory limit {when}"
     if output.failure is not None:
         return output.failure

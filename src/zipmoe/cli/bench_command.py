@@ -83,7 +83,7 @@ def bench_command(
         check_plot(plot_file)
     opened = PackedFolder.open(folder)
     plan = BenchmarkPlan(
-        models=Models(folder, source, gguf),
+        models=Models(opened.path, source, gguf),
         levels=memory_levels(memory, opened.manifest.source_bytes),
         prompts=_prompts(opened, prompts, prompt_tokens, max(sizes, default=1), topic, prompt_file),
         contenders=parse_contenders(contenders),

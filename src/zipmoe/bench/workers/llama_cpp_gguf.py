@@ -57,7 +57,7 @@ class Model:
         library, length = self._library, len(prompts[0])
         options = library.llama_context_default_params()
         options.n_ctx = len(prompts) * (length + new_tokens)
-        options.n_batch = options.n_ubatch = max(512, length, len(prompts))
+        options.n_batch = max(512, length, len(prompts))
         options.n_seq_max = len(prompts)
         if hasattr(options, "kv_unified"):
             options.kv_unified = True  # n_ctx counts the tokens of all sequences
