@@ -36,7 +36,7 @@ def test_format_names_every_field_of_the_manifest() -> None:
     assert {name for name in fields if f"`{name}`" not in text} == set()
 
 
-@pytest.mark.parametrize("command", ["pack", "inspect", "verify", "run"])
+@pytest.mark.parametrize("command", ["pack", "inspect", "verify", "run", "bench"])
 def test_readme_shows_options_that_exist(command: str) -> None:
     (line,) = re.findall(rf"^\| `zipmoe {command} (.*?)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     group = typer.main.get_command(app)

@@ -119,3 +119,9 @@ class BudgetExceededError(BudgetError):
 
 class UnsupportedOperationError(ZipMoEError):
     """A Transformers operation that a packed model cannot perform without breaking its promise."""
+
+
+class MemoryLimitUnavailableError(ZipMoEError):
+    """No control group with a memory limit can be made here."""
+
+    exit_code = 2

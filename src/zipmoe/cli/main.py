@@ -1,4 +1,4 @@
-"""Entry point of the command line: ``zipmoe pack | inspect | verify | profile | run | simulate``.
+"""Entry point of the command line: ``zipmoe pack | inspect | verify | profile | plan | run | simulate | bench``.
 
 Standard output carries data, standard error everything else. Errors that the user can do something about are one line
 and a hint, with exit code 2 for bad input and 1 for damaged data.
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from zipmoe._version import __version__
+from zipmoe.cli.bench_command import bench_command
 from zipmoe.cli.inspect_command import inspect_command
 from zipmoe.cli.pack_command import pack_command
 from zipmoe.cli.plan_command import plan_command
@@ -47,6 +48,7 @@ app.command("profile", short_help="Measure this machine for the planner")(profil
 app.command("plan", short_help="Divide the memory of a run among cache pools")(plan_command)
 app.command("run", short_help="Generate text from a packed folder")(run_command)
 app.command("simulate", short_help="Replay a routing trace on a machine")(simulate_command)
+app.command("bench", short_help="Compare with what people use instead, under the same memory limit")(bench_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,215 @@
+"""The benchmark: every contender at every memory limit, in turn, round after round."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zipmoe.bench.contenders import (
+    DEFAULT_CONTENDERS,
+    Contender,
+    Models,
+    Variant,
+    WorkerCommands,
+    cannot_run,
+    job_settings,
+    variants,
+)
+from zipmoe.bench.control_group import GroupParent, MemoryUse
+from zipmoe.bench.file_eviction import evict
+from zipmoe.bench.machine_rates import MachineRates, RateProbe
+from zipmoe.bench.measurement import WorkerOutput
+from zipmoe.bench.memory_levels import MemoryLevel
+from zipmoe.bench.prompts import Prompt, PromptSet
+from zipmoe.bench.read_ahead import changed_read_ahead, read_ahead_kib
+from zipmoe.bench.worker_run import WorkerRun, run_worker
+from zipmoe.bench.workers.worker_protocol import Job
+from zipmoe.errors import InvalidArgumentError
+
+DEFAULT_CPU_SHARES = (0.3,)
+_NOTHING = WorkerOutput(None, (), None, False)
+
+
+@dataclass(frozen=True)
+class BenchmarkPlan:
+    """Everything that is to be measured."""
+
+    models: Models
+    levels: tuple[MemoryLevel, ...]
+    prompts: PromptSet
+    contenders: tuple[Contender, ...] = DEFAULT_CONTENDERS
+    new_tokens: int = 32
+    batches: tuple[int, ...] = (1,)
+    rounds: int = 1
+    read_aheads: tuple[int, ...] = ()
+    cpu_shares: tuple[float, ...] = DEFAULT_CPU_SHARES
+    threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    seconds_per_run: float = 1800.0
+    work_folder: Path | None = None
+    """Where Accelerate offloads to [default: beside the packed folder]; best on the same disk as the models."""
+
+    def __post_init__(self) -> None:
+        """Check what no other class checks."""
+        positive = {"--new-tokens": self.new_tokens, "--rounds": self.rounds, "--threads": self.threads}
+        for name, value in positive.items():
+            if value < 1:
+                raise InvalidArgumentError(f"{name} {value} is not a positive number")
+        if not self.batches or min(self.batches) < 1:
+            raise InvalidArgumentError("--batch takes positive numbers, separated by commas")
+        if any(kib < 0 for kib in self.read_aheads):
+            raise InvalidArgumentError("--read-ahead-kib takes numbers of KiB, separated by commas")
+        if not self.cpu_shares or not all(0 < share <= 1 for share in self.cpu_shares):
+            raise InvalidArgumentError("--accelerate-share takes shares above 0 and at most 1")
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Every contender in all of its settings."""
+        return tuple(
+            variant
+            for contender in self.contenders
+            for variant in variants(contender, self.read_aheads, self.cpu_shares)
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One variant, at one level, in one round."""
+
+    variant: Variant
+    level: MemoryLevel
+    round: int
+    reason: str | None
+    """Why it did not get through; what it measured until then is kept."""
+    output: WorkerOutput = _NOTHING
+    seconds: float = 0.0
+    memory: MemoryUse | None = None
+    read_ahead_kib: int | None = None
+    """That the disk had meanwhile."""
+    still_cached_bytes: int = 0
+    """Of the model, when the worker started."""
+    rates: tuple[MachineRates, ...] = ()
+    """Of the machine, right before and after (for our engine)."""
+    batches: tuple[tuple[Prompt, ...], ...] = ()
+    """What it was to generate from, in the order of its generations."""
+    stderr_tail: str = ""
+
+
+class Benchmark:
+    """Runs a plan."""
+
+    def __init__(
+        self,
+        plan: BenchmarkPlan,
+        parent: GroupParent | None,
+        *,
+        commands: WorkerCommands | None = None,
+        rate_probe: RateProbe | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            plan: what is measured.
+            parent: where limited groups are made; None: without limits (our engine still keeps to its budget).
+            commands: how workers are started.
+            rate_probe: measures disk and memory beside our runs; None: no roofline.
+            tell: told about every run as it ends.
+        """
+        self._plan = plan
+        self._parent = parent
+        self._commands = commands or WorkerCommands()
+        self._rate_probe = rate_probe
+        self._tell = tell
+        self._missing = {each: self._commands.missing_library(each) for each in plan.contenders}
+
+    def run(self) -> list[Measured]:
+        """Measure everything; rounds alternate between the two orders of the variants."""
+        measured = []
+        plan = self._plan
+        for number in range(plan.rounds):
+            order = plan.variants if number % 2 == 0 else plan.variants[::-1]
+            for level in plan.levels:
+                for variant in order:
+                    found = self._measure(variant, level, number)
+                    measured.append(found)
+                    self._tell(_line(found))
+        return measured
+
+    def _measure(self, variant: Variant, level: MemoryLevel, number: int) -> Measured:
+        reason = cannot_run(variant, level, self._plan.models) or self._missing[variant.contender]
+        if reason is not None:
+            return Measured(variant, level, number, reason)
+        model = self._plan.models.of(variant.contender)
+        assert model is not None
+        ahead = variant.read_ahead_kib
+        try:
+            with changed_read_ahead(model, ahead) if ahead is not None else nullcontext():
+                return self._run(variant, level, number, model)
+        except InvalidArgumentError as error:
+            return Measured(variant, level, number, str(error))
+
+    def _run(self, variant: Variant, level: MemoryLevel, number: int, model: Path) -> Measured:
+        plan = self._plan
+        before = self._rates(variant)
+        batches = plan.prompts.batches(plan.batches)
+        with ExitStack() as stack:
+            offload = self._offload_folder(variant, stack)
+            job = Job(
+                model=str(model.resolve()),
+                batches=batches,
+                new_tokens=plan.new_tokens,
+                threads=plan.threads,
+                memory_bytes=level.limit_bytes,
+                settings=job_settings(variant, level, offload),
+            )
+            still_cached = evict([plan.models.packed, *filter(None, (plan.models.source, plan.models.gguf))])
+            group = stack.enter_context(self._parent.make(level.limit_bytes)) if self._parent is not None else None
+            command = self._commands.command(variant.contender)
+            done: WorkerRun = run_worker(command, job.to_json(), group, plan.seconds_per_run)
+        return Measured(
+            variant,
+            level,
+            number,
+            self._anonymous(done.reason),
+            done.output,
+            done.seconds,
+            done.memory,
+            read_ahead_kib(model),
+            still_cached,
+            (*before, *self._rates(variant)),
+            batches,
+            self._anonymous(done.stderr_tail) or "",
+        )
+
+    def _rates(self, variant: Variant) -> tuple[MachineRates, ...]:
+        if self._rate_probe is None or not variant.contender.packed:
+            return ()
+        return (self._rate_probe.measure(),)
+
+    def _offload_folder(self, variant: Variant, stack: ExitStack) -> Path:
+        if variant.contender is not Contender.ACCELERATE:
+            return Path()
+        parent = self._plan.work_folder or self._plan.models.packed.resolve().parent
+        folder = Path(tempfile.mkdtemp(prefix="zipmoe-bench-offload-", dir=parent))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def _anonymous(self, text: str | None) -> str | None:
+        """Without the paths of this machine: results are shown to others."""
+        folders: Sequence[Path | None] = (self._plan.models.packed, self._plan.models.source, self._plan.models.gguf)
+        for path in folders:
+            if text is not None and path is not None:
+                text = text.replace(f"{path.resolve().parent}/", "").replace(f"{path.parent}/", "")
+        return text
+
+
+def _line(measured: Measured) -> str:
+    what = f"{measured.variant.contender} at {measured.level.label}"
+    if measured.variant.settings:
+        what += f" ({measured.variant.settings})"
+    return f"{what}: {measured.reason or f'{measured.seconds:.0f} s'}"

@@ -1,0 +1,228 @@
+"""``zipmoe bench``."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zipmoe.cli.progress import talk
+
+if TYPE_CHECKING:
+    from zipmoe.bench.benchmark import BenchmarkPlan, Measured
+    from zipmoe.bench.prompts import PromptSet
+    from zipmoe.bench.result_file import BenchmarkResult
+    from zipmoe.store.packed_folder import PackedFolder
+
+
+def bench_command(
+    folder: Annotated[Path, typer.Argument(metavar="DST", help="Packed folder")],
+    source: Annotated[
+        Path | None, typer.Option(help="The original checkpoint, for Transformers and Accelerate")
+    ] = None,
+    gguf: Annotated[
+        Path | None, typer.Option(help="The same model for llama.cpp, in BF16 (made by its convert_hf_to_gguf.py)")
+    ] = None,
+    memory: Annotated[
+        str,
+        typer.Option(help="Limits, page cache included: shares of the model in BF16, amounts, 'fits' (all of it fits)"),
+    ] = "25%,50%,75%,fits",
+    contenders: Annotated[
+        str, typer.Option(help="Of zipmoe, zipmoe-exact, transformers, accelerate, llama.cpp")
+    ] = "zipmoe,transformers,accelerate,llama.cpp",
+    prompts: Annotated[int, typer.Option(help="Prompts that are measured one by one [topics: one for each]")] = 3,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt")] = 64,
+    new_tokens: Annotated[int, typer.Option(help="Tokens to generate after each prompt")] = 32,
+    batch: Annotated[str, typer.Option(help="Batch sizes: 1 measures prompt by prompt")] = "1",
+    topic: Annotated[
+        str | None, typer.Option(help="Prompts of token ids topic + 64 * k, for models that are made with topics")
+    ] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="Text with one prompt per line [default: random token ids]")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Times that everything is measured")] = 1,
+    python: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="Python for a contender, e.g. llama.cpp=venv/bin/python; repeatable"),
+    ] = None,
+    read_ahead_kib: Annotated[
+        str | None,
+        typer.Option(help="Read-ahead settings of the disk to try for mapped contenders, e.g. 128,8192 (needs root)"),
+    ] = None,
+    accelerate_share: Annotated[
+        str, typer.Option(help="Shares of the limit that Accelerate keeps weights in, to try")
+    ] = "0.3",
+    threads: Annotated[int | None, typer.Option(help="Threads of every contender [default: all cores]")] = None,
+    seconds_per_run: Annotated[float, typer.Option(help="A run that takes longer is ended")] = 1800.0,
+    work: Annotated[
+        Path | None, typer.Option(help="Folder that Accelerate may offload to [default: beside DST]")
+    ] = None,
+    no_limit: Annotated[
+        bool,
+        typer.Option("--no-limit", help="Measure without limits where none can be set (zipmoe keeps to its budget)"),
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything raw to this file")] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the tables to this file")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw TPOT by memory (needs matplotlib)")] = None,
+) -> None:
+    """Compare with Transformers, Accelerate and llama.cpp, in turn, each under the same memory limit."""
+    from zipmoe.bench.benchmark import BenchmarkPlan
+    from zipmoe.bench.comparison_plot import check_plot
+    from zipmoe.bench.contenders import Models, parse_contenders
+    from zipmoe.bench.memory_levels import memory_levels
+    from zipmoe.store.packed_folder import PackedFolder
+
+    _check_files(source, gguf, work, json_file, markdown_file, plot_file)
+    sizes = tuple(_numbers(batch, "--batch", int))
+    if plot_file is not None:
+        check_plot(plot_file)
+    opened = PackedFolder.open(folder)
+    plan = BenchmarkPlan(
+        models=Models(opened.path, source, gguf),
+        levels=memory_levels(memory, opened.manifest.source_bytes),
+        prompts=_prompts(opened, prompts, prompt_tokens, max(sizes, default=1), topic, prompt_file),
+        contenders=parse_contenders(contenders),
+        new_tokens=new_tokens,
+        batches=sizes,
+        rounds=rounds,
+        read_aheads=tuple(_numbers(read_ahead_kib, "--read-ahead-kib", int)) if read_ahead_kib is not None else (),
+        cpu_shares=tuple(_numbers(accelerate_share, "--accelerate-share", float)),
+        seconds_per_run=seconds_per_run,
+        work_folder=work,
+        **({} if threads is None else {"threads": threads}),
+    )
+    with _ended_by_signals():
+        result = _measure(plan, opened, _interpreters(python or []), no_limit)
+    _write(result, json_file, markdown_file, plot_file)
+
+
+def _measure(
+    plan: BenchmarkPlan, opened: PackedFolder, interpreters: dict[str, str], no_limit: bool
+) -> BenchmarkResult:
+    from zipmoe.bench.benchmark import Benchmark
+    from zipmoe.bench.contenders import WorkerCommands
+    from zipmoe.bench.machine_rates import RateProbe
+    from zipmoe.bench.other_load import LoadBesideWorkers
+    from zipmoe.bench.read_ahead import read_ahead_kib
+    from zipmoe.bench.result_file import BenchmarkResult
+
+    load = LoadBesideWorkers()
+    with _group_parent(no_limit) as parent:
+        benchmark = Benchmark(
+            plan, parent, commands=WorkerCommands(interpreters), rate_probe=RateProbe(opened), tell=talk
+        )
+        measured: list[Measured] = benchmark.run()
+    ahead = read_ahead_kib(opened.path)
+    return BenchmarkResult(plan, tuple(measured), parent is not None, ahead, load.cores())
+
+
+def _write(result: BenchmarkResult, json_file: Path | None, markdown_file: Path | None, plot_file: Path | None) -> None:
+    from zipmoe.bench.comparison_plot import plot
+    from zipmoe.bench.markdown_report import markdown
+    from zipmoe.cli.bench_tables import print_comparison
+
+    if json_file is not None:
+        json_file.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+    if markdown_file is not None:
+        markdown_file.write_text(markdown(result), encoding="utf-8")
+    if plot_file is not None:
+        plot(result.rows, plot_file)
+    print_comparison(result)
+
+
+def _group_parent(no_limit: bool) -> Any:
+    """A context manager: the parent of limited groups, or None if there shall or can be no limit."""
+    from zipmoe.bench.control_group import find_parent
+
+    if no_limit:
+        return nullcontext(None)
+    return find_parent()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the benchmark as Ctrl-C does: workers killed, groups removed, settings restored."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _prompts(
+    opened: PackedFolder, single: int, tokens: int, largest: int, topic: str | None, prompt_file: Path | None
+) -> PromptSet:
+    from zipmoe.bench.prompts import file_prompts, random_prompts, topic_prompts
+    from zipmoe.errors import InvalidArgumentError
+
+    if topic is not None and prompt_file is not None:
+        raise InvalidArgumentError("give either --topic or --prompt-file")
+    if single < 1 or tokens < 1:
+        raise InvalidArgumentError("--prompts and --prompt-tokens take positive numbers")
+    if prompt_file is not None:
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(opened.path)
+        except (OSError, ValueError, ImportError) as error:
+            raise InvalidArgumentError(
+                f"{str(opened.path)!r} has no usable tokenizer: {str(error).splitlines()[0]}",
+                hint="leave out --prompt-file, or copy the tokenizer's files into the folder",
+            ) from error
+        return file_prompts(prompt_file, tokenizer, single, largest, tokens)
+    from transformers import AutoConfig
+
+    vocabulary = AutoConfig.from_pretrained(opened.path).get_text_config(decoder=True).vocab_size
+    if topic is not None:
+        return topic_prompts(list(_numbers(topic, "--topic", int)), largest, tokens, vocabulary)
+    return random_prompts(single, largest, tokens, vocabulary)
+
+
+def _interpreters(choices: list[str]) -> dict[str, str]:
+    from zipmoe.bench.contenders import parse_contenders
+    from zipmoe.errors import InvalidArgumentError
+
+    found = {}
+    for choice in choices:
+        name, separator, path = choice.partition("=")
+        if not separator or not path:
+            raise InvalidArgumentError(
+                f"--python {choice!r} is not NAME=PATH", hint="e.g. --python llama.cpp=venv/bin/python"
+            )
+        (contender,) = parse_contenders(name)
+        found[contender.value] = path
+    return found
+
+
+def _numbers(text: str, option: str, kind: type[Any]) -> Iterator[Any]:
+    from zipmoe.errors import InvalidArgumentError
+
+    for part in text.split(","):
+        try:
+            yield kind(part)
+        except ValueError:
+            raise InvalidArgumentError(f"{option} {text!r} is not a list of numbers") from None
+
+
+def _check_files(source: Path | None, gguf: Path | None, work: Path | None, *outputs: Path | None) -> None:
+    """Refuse before anything slow what could not be read or written after it."""
+    from zipmoe.errors import InvalidArgumentError
+
+    for path, there in ((source, source and source.is_dir()), (gguf, gguf and gguf.is_file())):
+        if path is not None and not there:
+            raise InvalidArgumentError(f"there is no {str(path)!r}")
+    if work is not None and not work.is_dir():
+        raise InvalidArgumentError(f"--work {str(work)!r} is no folder")
+    for output in outputs:
+        if output is not None and (output.is_dir() or not output.parent.is_dir()):
+            raise InvalidArgumentError(f"{str(output)!r} cannot be written", hint="name a file in an existing folder")
