@@ -16,7 +16,7 @@
 #include "cache/expert_cache.hpp"
 #include "cache/pool_dispatch.hpp"
 #include "cache/pool_memory.hpp"
-#include "io/thread_pool_reader.hpp"
+#include "io/reader_choice.hpp"
 #include "runtime/expert_request.hpp"
 #include "runtime/pooled_request.hpp"
 #include "runtime/record_loader.hpp"
@@ -39,7 +39,7 @@ struct EngineOptions {
   VerifyMode verify = VerifyMode::always;
   uint32_t decode_threads = 1;
   InstructionSet instruction_set = InstructionSet::scalar;
-  ThreadPoolReaderOptions reader;
+  ReaderOptions reader;
   std::vector<SizeClass> size_classes;
   std::vector<uint32_t> class_of_record;  // ExpertCache::kNotCached: resident from the start (dense)
   std::vector<uint64_t> scratch_bytes;    // one buffer each
@@ -73,7 +73,7 @@ struct LoadProgress {
 
 class Engine {
  public:
-  // Reserves and lays out the memory and opens the files; throws FileOpenError, std::system_error,
+  // Reserves and lays out the memory and opens the files; throws FileOpenError, UringUnavailable, std::system_error,
   // std::invalid_argument.
   Engine(RecordTable table, EngineOptions options);
   // The same with a reader of the caller's.
@@ -123,6 +123,9 @@ class Engine {
   bool separable() const { return table_.codec().capabilities().separable; }
   std::string io_mode() const { return io_mode_; }
   std::string fallback_reason() const { return fallback_reason_; }
+  // The backend really used, and why it is not the other one although nobody asked for it.
+  IoBackend io_backend() const { return io_backend_; }
+  std::string io_backend_reason() const { return io_backend_reason_; }
 
  private:
   void require_open() const;
@@ -159,6 +162,8 @@ class Engine {
   EngineCounters counters_;
   std::string io_mode_;
   std::string fallback_reason_;
+  IoBackend io_backend_ = IoBackend::threads;
+  std::string io_backend_reason_;
   bool closed_ = false;
 };
 

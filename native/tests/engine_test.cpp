@@ -208,7 +208,7 @@ class FaultyReader final : public Reader, public ReadSink {
 
 std::unique_ptr<FaultyReader> faulty_reader(const PackedModel& model, const EngineOptions& options) {
   return std::make_unique<FaultyReader>(
-      std::make_unique<ThreadPoolReader>(std::vector<std::string>{model.path()}, options.reader));
+      std::make_unique<ThreadPoolReader>(std::vector<std::string>{model.path()}, options.reader.threads));
 }
 
 void test_waiting_ends_in_time_and_resumes() {

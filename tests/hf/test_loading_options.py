@@ -84,7 +84,14 @@ def test_fast_is_the_default_mode(mixtral):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"mode": "slow"}, {"verify": "sometimes"}, {"io_threads": 0}, {"context_tokens": -1}, {"colour": "blue"}],
+    [
+        {"mode": "slow"},
+        {"verify": "sometimes"},
+        {"io_threads": 0},
+        {"io_backend": "pigeon"},
+        {"context_tokens": -1},
+        {"colour": "blue"},
+    ],
 )
 def test_bad_settings_are_refused(arguments):
     with pytest.raises(InvalidArgumentError, match=next(iter(arguments))):

@@ -65,10 +65,16 @@ def run_command(
     record_trace: Annotated[
         Path | None, typer.Option(help="Write which experts every layer activates to this new file, for simulate")
     ] = None,
+    io_backend: Annotated[
+        str, typer.Option(help="What reads from disk: threads, uring (io_uring) or auto, which takes what works best")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
+    from zipmoe.engine.io_backend import choose_io_backend
+
     _check_options(memory, prompt, prompt_ids, chat, max_new_tokens, temperature, top_p, seed, combine)
+    choose_io_backend(io_backend, None)
     if record_trace is not None:
         _check_new_file(record_trace)
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
@@ -100,6 +106,7 @@ def run_command(
         mode="exact" if exact else None,
         context_tokens=inputs.shape[1] + max_new_tokens,
         pools=pools,
+        io_backend=io_backend,
     )
     model = zipmoe.load(folder, experts_implementation=combine, quantization_config=settings)
     mode_line = model.zipmoe_mode_line()

@@ -18,6 +18,10 @@ class EngineMode:
     """``"direct"`` or ``"buffered"``."""
     io_fallback_reason: str
     """Why reads are not direct; empty if they are."""
+    io_backend: str
+    """``"threads"`` or ``"uring"``."""
+    io_backend_reason: str
+    """Why it is not io_uring although nobody asked for threads; else empty."""
     io_threads: int
     decode_threads: int
     verify: str
@@ -37,9 +41,9 @@ class EngineMode:
             mode: numeric mode, ``"fast"`` or ``"exact"``.
             combine: order in which expert outputs are combined, e.g. ``"grouped_mm"``.
         """
-        reads = f"{self.io_mode} reads with {_count(self.io_threads, 'thread')}"
-        if self.io_fallback_reason:
-            reads += f" ({self.io_fallback_reason})"
+        how = "io_uring" if self.io_backend == "uring" else _count(self.io_threads, "thread")
+        reasons = [reason for reason in (self.io_fallback_reason, self.io_backend_reason) if reason]
+        reads = f"{self.io_mode} reads with {how}" + (f" ({', '.join(reasons)})" if reasons else "")
         return "; ".join(
             [
                 f"zipmoe: codec {self.codec}",

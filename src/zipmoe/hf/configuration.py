@@ -13,12 +13,22 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.engine.engine import VERIFY_MODES
+from zipmoe.engine.io_backend import IO_BACKENDS
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
 
 MODES = ("fast", "exact")
-_LOADING_ATTRIBUTES = ("memory", "mode", "context_tokens", "verify", "io_threads", "decode_threads", "pools")
+_LOADING_ATTRIBUTES = (
+    "memory",
+    "mode",
+    "context_tokens",
+    "verify",
+    "io_threads",
+    "io_backend",
+    "decode_threads",
+    "pools",
+)
 
 
 class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
@@ -32,6 +42,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             Default: the model's context length, at most 2048. A longer context takes from the expert pool.
         verify: when checksums of records are verified: ``"always"`` (each read), ``"first"`` or ``"never"``.
         io_threads: threads that read from disk. Default: the engine's.
+        io_backend: ``"threads"``, ``"uring"`` (io_uring) or ``"auto"``, as the engine's.
         decode_threads: threads that decode. Default: the engine's.
         pools: experts per sparse layer that are kept decoded (F), compressed (C), with their SM-chunks only (S) and
             with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``. Default: one
@@ -51,6 +62,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         context_tokens: int | None = None,
         verify: str = "always",
         io_threads: int | None = None,
+        io_backend: str = "auto",
         decode_threads: int | None = None,
         pools: str | PoolSlots | PoolSettings | None = None,
         quant_method: str = QUANT_METHOD,
@@ -76,6 +88,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.context_tokens = _positive("context_tokens", context_tokens)
         self.verify = _one_of("verify", verify, VERIFY_MODES)
         self.io_threads = _positive("io_threads", io_threads)
+        self.io_backend = _one_of("io_backend", io_backend, IO_BACKENDS)
         self.decode_threads = _positive("decode_threads", decode_threads)
         self.pools = PoolSlots.parse(pools) if isinstance(pools, str) else pools
         if mode is not None:

@@ -42,6 +42,7 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         budget,
         verify=settings.verify,
         io_threads=settings.io_threads,
+        io_backend=settings.io_backend,
         decode_threads=settings.decode_threads,
         pools=settings.pools,
     )
