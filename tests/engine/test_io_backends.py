@@ -23,7 +23,9 @@ backends = pytest.mark.parametrize("backend", ["threads", _URING])
 @pytest.mark.parametrize("pools", [None, PoolSlots(1, 1, 1, 1)], ids=["one pool", "pools"])
 def test_every_expert_equals_the_original(tmp_path: Path, backend: str, pools: PoolSlots | None) -> None:
     model = build(tmp_path, CodecSettings("zstd", 1, 1))
-    with Engine(model.folder, model.budget(4, spare=50_000_000), io_backend=backend, pools=pools, decode_threads=2) as engine:
+    with Engine(
+        model.folder, model.budget(4, spare=50_000_000), io_backend=backend, pools=pools, decode_threads=2
+    ) as engine:
         assert engine._native.io_backend == backend
         for _ in range(2):
             for group in GROUPS:
