@@ -84,9 +84,9 @@ class Situation:
 
 
 SITUATIONS = (
-    Situation("one record", 1, 6, False),
-    Situation("four records", 4, 2, False),
-    Situation("four records, busy cores", 4, 2, True),
+    Situation("one record at a time", 1, 6, False),
+    Situation("four records at a time", 4, 2, False),
+    Situation("four records at a time, busy cores", 4, 2, True),
 )
 
 
@@ -217,9 +217,13 @@ def _ratio(values: list[float], references: list[float]) -> float:
     return statistics.median(value / reference for value, reference in zip(values, references, strict=True))
 
 
+def _rounded(rounds: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [float(f"{value:.4g}") for value in values] for name, values in rounds.items()}
+
+
 def print_table(situation: str, table: dict[str, dict[str, float]], rounds: int) -> None:
     """One line per configuration."""
-    print(f"\n{situation} at a time ({rounds} rounds; ratios to {REFERENCE.label})")
+    print(f"\n{situation} ({rounds} rounds; ratios to {REFERENCE.label})")
     print(f"{'configuration':48}  GB/s  ratio  CPU s/GB  ratio  computed meanwhile")
     for label, row in table.items():
         cpu = f"{row['cpu_seconds_per_gigabyte']:8.4f}  {row['cpu_ratio']:5.3f}" if "cpu_ratio" in row else " " * 15
@@ -252,7 +256,7 @@ def main() -> int:
             "reference": REFERENCE.label,
             "summary": tables,
             "rounds": {
-                situation: {label: asdict(measured) for label, measured in by_label.items()}
+                situation: {label: _rounded(asdict(measured)) for label, measured in by_label.items()}
                 for situation, by_label in results.items()
             },
         }

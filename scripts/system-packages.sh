@@ -39,7 +39,7 @@ if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/de
   # env, because sudo drops variables of the caller
   $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${needed[@]}" "${useful[@]}" >/dev/null
 elif [ ${#needed[@]} -eq 0 ]; then
-  echo "note: without ${useful[*]} everything works, and disk reads use threads instead of io_uring" >&2
+  echo "note: without ${useful[*]} everything works but --io-backend uring" >&2
 else
   echo "error: these Debian packages are missing and only root may install them: ${needed[*]}" >&2
   echo "hint: sudo apt-get install ${needed[*]}" >&2

@@ -354,7 +354,7 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("io_mode", [](const ProcessBoundEngine& self) { return self.get().io_mode(); })
       .def_prop_ro("fallback_reason", [](const ProcessBoundEngine& self) { return self.get().fallback_reason(); })
       .def_prop_ro("io_backend", [](const ProcessBoundEngine& self) { return name(self.get().io_backend()); })
-      .def_prop_ro("io_backend_reason", [](const ProcessBoundEngine& self) { return self.get().io_backend_reason(); })
+      .def_prop_ro("uring_refusal", [](const ProcessBoundEngine& self) { return self.get().uring_refusal(); })
       .def("close", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().close(); }); });
 }
 

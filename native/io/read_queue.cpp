@@ -107,9 +107,9 @@ void ReadQueue::stop() noexcept {
   work_available_.notify_all();
 }
 
-bool ReadQueue::stopped_and_empty() const {
+bool ReadQueue::stopped() const {
   std::lock_guard lock(mutex_);
-  return stopping_ && queue_.empty();
+  return stopping_;
 }
 
 ReadCounters ReadQueue::counters() const {

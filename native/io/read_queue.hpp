@@ -70,7 +70,7 @@ class ReadQueue {
   void cancel() noexcept;
   // The same for all that follows, and lets `take` end.
   void stop() noexcept;
-  bool stopped_and_empty() const;
+  bool stopped() const;
   ReadCounters counters() const;
 
  private:

@@ -12,10 +12,10 @@
 
 namespace zipmoe {
 
-enum class IoBackend : uint8_t { automatic, threads, uring };
+enum class IoBackend : uint8_t { threads, uring };
 
 struct ReaderOptions {
-  IoBackend backend = IoBackend::automatic;
+  IoBackend backend = IoBackend::threads;
   IoMode mode = IoMode::automatic;  // stands for that of both backends
   ThreadPoolReaderOptions threads = {};
   UringReaderOptions uring = {};
@@ -23,14 +23,13 @@ struct ReaderOptions {
 
 struct ChosenReader {
   std::unique_ptr<Reader> reader;
-  IoBackend backend = IoBackend::threads;  // never automatic
-  std::string reason;                      // why it is not the other one, if nobody asked for it
+  std::string refusal;  // what of io_uring the kernel refused; reads are right without it
 };
 
-// Opens all files; throws FileOpenError, and UringUnavailable if nothing but io_uring was asked for.
+// Opens all files; throws FileOpenError, UringUnavailable.
 ChosenReader open_reader(const std::vector<std::string>& paths, const ReaderOptions& options);
 
-// "auto", "threads" or "uring"; throws std::invalid_argument.
+// "threads" or "uring"; throws std::invalid_argument.
 IoBackend parse_io_backend(const std::string& text);
 std::string name(IoBackend backend);
 

@@ -77,13 +77,15 @@ void UringReader::serve(std::promise<void> ready) {
   uint64_t wake_counter = 0;
   bool listening = false;
   for (;;) {
+    // Looked up first: nothing is queued after the end, and its signal comes only after it can be seen, so whoever
+    // listens will hear of it, and nobody may begin to listen once it has come.
+    const bool stopped = queue_.stopped();
     start_reads(*ring);
-    if (!queue_.stopped_and_empty()) {
-      if (!listening) ring->prepare_wake(wake_event_.descriptor(), &wake_counter, kWakeToken);
+    if (!stopped && !listening) {
+      ring->prepare_wake(wake_event_.descriptor(), &wake_counter, kWakeToken);
       listening = true;
-    } else if (!listening && free_tokens_.size() == options_.queue_depth) {
-      return;
     }
+    if (stopped && !listening && free_tokens_.size() == options_.queue_depth) return;
     completions.clear();
     ring->submit_and_wait(completions);
     for (const UringCompletion& completion : completions) {

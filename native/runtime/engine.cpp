@@ -129,8 +129,7 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
   if (!reader) {
     ChosenReader chosen = open_reader(table_.files(), options_.reader);
     reader = std::move(chosen.reader);
-    io_backend_ = chosen.backend;
-    io_backend_reason_ = std::move(chosen.reason);
+    uring_refusal_ = std::move(chosen.refusal);
   }
   loader_ = std::make_unique<RecordLoader>(table_, verifier_, std::move(reader));
   io_mode_ = loader_->reader().mode();

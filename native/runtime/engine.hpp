@@ -123,9 +123,9 @@ class Engine {
   bool separable() const { return table_.codec().capabilities().separable; }
   std::string io_mode() const { return io_mode_; }
   std::string fallback_reason() const { return fallback_reason_; }
-  // The backend really used, and why it is not the other one although nobody asked for it.
-  IoBackend io_backend() const { return io_backend_; }
-  std::string io_backend_reason() const { return io_backend_reason_; }
+  IoBackend io_backend() const { return options_.reader.backend; }
+  // What of io_uring the kernel refused.
+  std::string uring_refusal() const { return uring_refusal_; }
 
  private:
   void require_open() const;
@@ -162,8 +162,7 @@ class Engine {
   EngineCounters counters_;
   std::string io_mode_;
   std::string fallback_reason_;
-  IoBackend io_backend_ = IoBackend::threads;
-  std::string io_backend_reason_;
+  std::string uring_refusal_;
   bool closed_ = false;
 };
 

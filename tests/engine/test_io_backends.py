@@ -67,17 +67,18 @@ def test_a_request_may_be_left_and_the_engine_closed_with_reads_under_way(model:
             request.__enter__()
 
 
-def test_the_mode_line_names_the_backend(model: PackedModel) -> None:
-    with model.engine(2, io_backend="threads") as engine:
+@pytest.mark.parametrize("backend", ["auto", "threads"])
+def test_the_mode_line_names_threads(model: PackedModel, backend: str) -> None:
+    with model.engine(2, io_backend=backend) as engine:
         assert "reads with 4 threads" in engine.mode_line("fast", "eager")
-    with model.engine(2, io_threads=3) as engine:  # threads were asked for
+    with model.engine(2, io_backend=backend, io_threads=3) as engine:
         assert "reads with 3 threads" in engine.mode_line("fast", "eager")
-    with model.engine(2) as engine:
-        line = engine.mode_line("fast", "eager")
-        if _REFUSAL:
-            assert _REFUSAL in line
-        elif engine._native.io_mode == "direct":
-            assert "direct reads with io_uring;" in line
+
+
+@pytest.mark.skipif(bool(_REFUSAL), reason=f"io_uring: {_REFUSAL}")
+def test_the_mode_line_names_io_uring(model: PackedModel) -> None:
+    with model.engine(2, io_backend="uring") as engine:
+        assert f"{engine._native.io_mode} reads with io_uring" in engine.mode_line("fast", "eager")
 
 
 def test_contradictions_and_a_backend_that_cannot_be_used_are_refused(

@@ -94,7 +94,7 @@ def test_mode_line_says_everything(model: PackedModel) -> None:
 def test_buffered_reads_are_reported_and_right(model: PackedModel) -> None:
     with model.engine(2, io_mode="buffered", instruction_set="scalar") as engine:
         line = engine.mode_line("fast", "eager")
-        assert "buffered reads with 4 threads (buffered reads were asked for, " in line
+        assert "buffered reads with 4 threads (buffered reads were asked for)" in line
         assert "scalar decoding" in line
         handle = engine.group(GROUPS[1])
         for expert in range(EXPERTS):

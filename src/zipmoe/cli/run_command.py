@@ -66,7 +66,10 @@ def run_command(
         Path | None, typer.Option(help="Write which experts every layer activates to this new file, for simulate")
     ] = None,
     io_backend: Annotated[
-        str, typer.Option(help="What reads from disk: threads, uring (io_uring) or auto, which takes what works best")
+        str,
+        typer.Option(
+            help="What reads from disk: threads, uring (io_uring) or auto, which is what measures best: threads"
+        ),
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:

@@ -86,11 +86,10 @@ class Engine:
                 reservations and gives the rest to the expert pool.
             verify: when checksums of records are verified: ``"always"``, ``"first"`` (a record's first read) or
                 ``"never"``.
-            io_threads: threads that read; default 4. With them ``"auto"`` means ``"threads"``.
+            io_threads: threads that read; default 4. Of the backend ``"threads"``.
             decode_threads: threads that decode, the caller included; default: the processors of this process.
             io_mode: ``"auto"`` (direct where possible) or ``"buffered"``.
-            io_backend: ``"threads"``, ``"uring"`` (io_uring), or ``"auto"``: io_uring where reads are direct and it can
-                be used, else threads; the mode line says which and why.
+            io_backend: ``"threads"``, ``"uring"`` (io_uring), or ``"auto"``: what measures best, which is threads.
             instruction_set: of the decoding kernels; default: the widest that is present.
             policy: which experts make room for others: ``"lru"`` or another of ``_native.cache_policies()``. Results
                 do not depend on it, only hits and misses do.
@@ -433,7 +432,7 @@ class Engine:
             io_mode=self._native.io_mode,
             io_fallback_reason=self._native.fallback_reason,
             io_backend=self._native.io_backend,
-            io_backend_reason=self._native.io_backend_reason,
+            uring_refusal=self._native.uring_refusal,
             io_threads=self._io_threads,
             decode_threads=self._decode_threads,
             verify=self._verify,

@@ -20,8 +20,8 @@ class EngineMode:
     """Why reads are not direct; empty if they are."""
     io_backend: str
     """``"threads"`` or ``"uring"``."""
-    io_backend_reason: str
-    """Why it is not io_uring although nobody asked for threads; else empty."""
+    uring_refusal: str
+    """What of io_uring the kernel refused; else empty."""
     io_threads: int
     decode_threads: int
     verify: str
@@ -42,7 +42,7 @@ class EngineMode:
             combine: order in which expert outputs are combined, e.g. ``"grouped_mm"``.
         """
         how = "io_uring" if self.io_backend == "uring" else _count(self.io_threads, "thread")
-        reasons = [reason for reason in (self.io_fallback_reason, self.io_backend_reason) if reason]
+        reasons = [reason for reason in (self.io_fallback_reason, self.uring_refusal) if reason]
         reads = f"{self.io_mode} reads with {how}" + (f" ({', '.join(reasons)})" if reasons else "")
         return "; ".join(
             [
