@@ -116,8 +116,8 @@ class ProcessBoundEngine {
 };
 
 void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::string& verify, uint32_t io_threads,
-                 uint32_t decode_threads, const std::string& io_mode, const std::string& instruction_set,
-                 const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
+                 uint32_t decode_threads, const std::string& io_mode, const std::string& io_backend,
+                 const std::string& instruction_set, const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
                  const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes,
                  const std::string& policy, double half_life_steps, uint32_t requests_per_step, uint64_t seed,
                  const std::optional<PoolsTuple>& pools, std::vector<uint32_t> rows_on_demand) {
@@ -126,8 +126,9 @@ void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::
   options.verify = parse_verify_mode(verify);
   options.decode_threads = decode_threads;
   options.instruction_set = instruction_set.empty() ? best_instruction_set() : parse_instruction_set(instruction_set);
-  options.reader.threads = io_threads;
+  options.reader.backend = parse_io_backend(io_backend);
   options.reader.mode = parse_io_mode(io_mode);
+  options.reader.threads.threads = io_threads;
   for (const auto& [slot_bytes, slots] : size_classes) options.size_classes.push_back({slot_bytes, 0, slots});
   for (const int64_t size_class : class_of_record) {
     if (size_class < 0) {
@@ -308,7 +309,7 @@ void bind_engine(nb::module_& module) {
 
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
       .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a,
-           "io_mode"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
+           "io_mode"_a, "io_backend"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
            "policy"_a = EngineOptions{}.eviction_policy, "half_life_steps"_a = PolicyParameters{}.half_life_steps,
            "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
            "pools"_a = nb::none(), "rows_on_demand"_a = std::vector<uint32_t>(),
@@ -367,6 +368,8 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("pool_bytes", [](const ProcessBoundEngine& self) { return self.get().pool_bytes(); })
       .def_prop_ro("io_mode", [](const ProcessBoundEngine& self) { return self.get().io_mode(); })
       .def_prop_ro("fallback_reason", [](const ProcessBoundEngine& self) { return self.get().fallback_reason(); })
+      .def_prop_ro("io_backend", [](const ProcessBoundEngine& self) { return name(self.get().io_backend()); })
+      .def_prop_ro("uring_refusal", [](const ProcessBoundEngine& self) { return self.get().uring_refusal(); })
       .def("close", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().close(); }); });
 }
 

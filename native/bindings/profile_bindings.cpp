@@ -1,6 +1,7 @@
 // Python face of the profiler's timed primitives. Times are taken inside, without the interpreter lock.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -8,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -19,8 +21,10 @@
 #include "codec/library_versions.hpp"
 #include "codec/planar.hpp"
 #include "codec/registry.hpp"
+#include "io/reader_choice.hpp"
 #include "profiling/page_cache.hpp"
 #include "profiling/timed_decoder.hpp"
+#include "profiling/timed_reader.hpp"
 #include "profiling/timed_reads.hpp"
 #include "profiling/timed_work.hpp"
 
@@ -47,15 +51,43 @@ IoMode parse_mode(const std::string& text) {
   throw std::invalid_argument("the I/O mode must be auto or buffered, not " + text);
 }
 
-std::tuple<double, uint64_t, int> read_blocks(TimedReads& reads,
-                                              const std::vector<std::pair<uint32_t, uint64_t>>& places,
-                                              uint64_t block_bytes, const Memory& memory) {
+using PlaceTuples = std::vector<std::pair<uint32_t, uint64_t>>;
+
+std::vector<BlockPlace> block_places(const PlaceTuples& places) {
   std::vector<BlockPlace> blocks;
   blocks.reserve(places.size());
   for (const auto& [file, offset] : places) blocks.push_back({file, offset});
+  return blocks;
+}
+
+std::tuple<double, uint64_t, int> read_blocks(TimedReads& reads, const PlaceTuples& places, uint64_t block_bytes,
+                                              const Memory& memory) {
+  const std::vector<BlockPlace> blocks = block_places(places);
   nb::gil_scoped_release unlocked;
   const TimedReadResult result = reads.read(blocks, block_bytes, span_of(memory));
   return {result.seconds, result.bytes, result.error_number};
+}
+
+std::tuple<double, uint64_t, int> read_records(TimedReader& reader, const PlaceTuples& places, uint64_t length,
+                                               const Memory& memory, bool checksums) {
+  const std::vector<BlockPlace> blocks = block_places(places);
+  nb::gil_scoped_release unlocked;
+  const TimedReadResult result = reader.read(blocks, length, span_of(memory), checksums);
+  return {result.seconds, result.bytes, result.error_number};
+}
+
+void init_timed_reader(TimedReader* self, const std::vector<std::string>& paths, const std::string& backend,
+                       uint32_t parallel, uint64_t block_bytes, uint32_t completion_threads,
+                       const std::optional<Memory>& memory) {
+  ReaderOptions options{.backend = parse_io_backend(backend)};
+  options.threads.threads = parallel;
+  options.threads.chunk_bytes = block_bytes;
+  options.uring.queue_depth = parallel;
+  options.uring.block_bytes = block_bytes;
+  options.uring.completion_threads = completion_threads;
+  if (memory) options.uring.memory.push_back(span_of(*memory));
+  nb::gil_scoped_release unlocked;
+  new (self) TimedReader(open_reader(paths, options).reader);
 }
 
 double decompress(TimedWork& work, const std::string& codec, const std::vector<std::pair<Bytes, uint64_t>>& shards,
@@ -116,6 +148,14 @@ void bind_profile(nb::module_& module) {
       .def("read", read_blocks, "places"_a, "block_bytes"_a, "memory"_a.noconvert(),
            "Reads one block at each (file, offset) into memory (uint8 [>= depth * block_bytes], aligned to 4096). "
            "Returns seconds, bytes, errno of the first failure (0: none).");
+  nb::class_<TimedReader>(module, "TimedReader", "Whole records through one of the executor's backends, timed.")
+      .def("__init__", init_timed_reader, "paths"_a, "backend"_a, nb::kw_only(), "parallel"_a, "block_bytes"_a,
+           "completion_threads"_a = 1, "memory"_a = nb::none(),
+           "parallel: threads, or depth of the queue; memory: to be registered with io_uring. OSError if a file cannot "
+           "be opened, RuntimeError without io_uring.")
+      .def("read", read_records, "places"_a, "length"_a, "memory"_a.noconvert(), "checksums"_a,
+           "Reads `length` bytes at each (file, offset), as many at a time as memory (uint8, aligned to 4096) holds. "
+           "Returns seconds, bytes, errno of the first failure (0: none).");
   nb::class_<TimedWork>(module, "TimedWork", "Steps of a reconstruction on some workers; all functions return seconds.")
       .def(nb::init<uint32_t>(), "workers"_a)
       .def_prop_ro("workers", &TimedWork::workers)
@@ -137,6 +177,7 @@ void bind_profile(nb::module_& module) {
       .def("decode", decode_matrices, "matrices"_a, "units"_a, "out"_a.noconvert(),
            "matrices: (rows, columns, sections, shard bytes); decodes `units` of them into out (uint16). Returns "
            "seconds.");
+  module.def("uring_refusal", uring_refusal, "Why io_uring cannot be used by this process; empty if it can.");
   module.def("drop_cached_pages", drop_cached_pages, "path"_a, "ranges"_a,
              "Asks the kernel to drop the cached pages of (offset, length) ranges of a file.");
   module.def("cached_bytes", cached_bytes, "path"_a, "offset"_a, "length"_a,

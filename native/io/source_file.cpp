@@ -98,13 +98,27 @@ ReadOutcome SourceFile::read(uint64_t offset, uint64_t length, uint8_t* destinat
     // A direct read must go on at an aligned position, so the partial page is read again.
     outcome.bytes = direct() ? reached / kReadAlignmentBytes * kReadAlignmentBytes : reached;
   }
-  if (!direct()) {
-    // Only whole folios are dropped, and those of large reads reach beyond the record.
-    const uint64_t begin = offset / kLargestFolioBytes * kLargestFolioBytes;
-    const uint64_t end = (offset + length + kLargestFolioBytes - 1) / kLargestFolioBytes * kLargestFolioBytes;
-    ::posix_fadvise(descriptor_, static_cast<off_t>(begin), static_cast<off_t>(end - begin), POSIX_FADV_DONTNEED);
-  }
+  if (!direct()) drop_cached(offset, length);
   return outcome;
+}
+
+void SourceFile::drop_cached(uint64_t offset, uint64_t length) const noexcept {
+  // Only whole folios are dropped, and those of large reads reach beyond the record.
+  const uint64_t begin = offset / kLargestFolioBytes * kLargestFolioBytes;
+  const uint64_t end = (offset + length + kLargestFolioBytes - 1) / kLargestFolioBytes * kLargestFolioBytes;
+  ::posix_fadvise(descriptor_, static_cast<off_t>(begin), static_cast<off_t>(end - begin), POSIX_FADV_DONTNEED);
+}
+
+SourceFiles::SourceFiles(const std::vector<std::string>& paths, IoMode mode) {
+  files_.reserve(paths.size());
+  for (const std::string& path : paths) files_.emplace_back(path, mode);
+}
+
+std::string SourceFiles::fallback_reason() const {
+  for (const SourceFile& file : files_) {
+    if (!file.direct()) return file.fallback_reason();
+  }
+  return {};
 }
 
 }  // namespace zipmoe

@@ -2,16 +2,12 @@
 // one missing expert already uses the whole queue depth and the first of several arrives as early as possible.
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "io/read_queue.hpp"
 #include "io/reader.hpp"
 #include "io/source_file.hpp"
 
@@ -30,36 +26,17 @@ class ThreadPoolReader final : public Reader {
   ThreadPoolReader(const std::vector<std::string>& paths, const ThreadPoolReaderOptions& options);
   ~ThreadPoolReader() override;
 
-  void submit(const ReadJob& job) override;
-  void cancel() noexcept override;
-  ReadCounters counters() const override;
-  std::string mode() const override;
-  std::string fallback_reason() const override;
+  void submit(const ReadJob& job) override { queue_.push(job); }
+  void cancel() noexcept override { queue_.cancel(); }
+  ReadCounters counters() const override { return queue_.counters(); }
+  std::string mode() const override { return files_.mode(); }
+  std::string fallback_reason() const override { return files_.fallback_reason(); }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  struct Pending {
-    ReadJob job;
-    uint64_t next_chunk = 0;   // byte offset in the job of the first chunk that no thread has taken
-    uint32_t chunks_left = 0;  // not yet finished
-    uint64_t bytes = 0;
-    int error_number = 0;
-    Clock::time_point submitted;
-  };
-
   void serve();
-  void finish_chunk(const std::shared_ptr<Pending>& pending, const ReadOutcome& outcome);
 
-  std::vector<SourceFile> files_;
-  const ThreadPoolReaderOptions options_;
-  mutable std::mutex mutex_;
-  std::condition_variable work_available_;
-  std::condition_variable room_available_;
-  std::deque<std::shared_ptr<Pending>> queue_;  // jobs with chunks that no thread has taken
-  uint32_t outstanding_ = 0;
-  Clock::time_point busy_since_;
-  ReadCounters counters_;
-  bool stopping_ = false;
+  const SourceFiles files_;
+  ReadQueue queue_;
   std::vector<std::thread> threads_;
 };
 

@@ -33,10 +33,6 @@ uint64_t total_scratch_bytes(const EngineOptions& options) {
   return bytes;
 }
 
-std::unique_ptr<Reader> make_reader(const RecordTable& table, const EngineOptions& options) {
-  return std::make_unique<ThreadPoolReader>(table.files(), options.reader);
-}
-
 void require_fit(bool condition, const RecordTable& table, RecordIndex record, const char* what) {
   if (!condition) throw std::invalid_argument("record " + table[record].name + " " + what);
 }
@@ -117,7 +113,11 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
                                            options_.eviction_policy, options_.policy_parameters);
   }
   decoder_ = std::make_unique<RowDecoder>(table_.codec(), options_.instruction_set, options_.decode_threads);
-  if (!reader) reader = make_reader(table_, options_);
+  if (!reader) {
+    ChosenReader chosen = open_reader(table_.files(), options_.reader);
+    reader = std::move(chosen.reader);
+    uring_refusal_ = std::move(chosen.refusal);
+  }
   loader_ = std::make_unique<RecordLoader>(table_, verifier_, std::move(reader), ahead_.get());
   dense_ = std::make_unique<DenseRecords>(table_, dense_records(options_), options_.rows_on_demand, options_.verify,
                                           *loader_, arena_->data());

@@ -16,7 +16,7 @@
 #include "cache/expert_cache.hpp"
 #include "cache/layer_pools.hpp"
 #include "cache/pool_memory.hpp"
-#include "io/thread_pool_reader.hpp"
+#include "io/reader_choice.hpp"
 #include "runtime/dense_records.hpp"
 #include "runtime/expert_request.hpp"
 #include "runtime/pooled_request.hpp"
@@ -39,7 +39,7 @@ struct EngineOptions {
   VerifyMode verify = VerifyMode::always;
   uint32_t decode_threads = 1;
   InstructionSet instruction_set = InstructionSet::scalar;
-  ThreadPoolReaderOptions reader;
+  ReaderOptions reader;
   std::vector<SizeClass> size_classes;
   std::vector<uint32_t> class_of_record;    // ExpertCache::kNotCached: resident from the start (dense)
   std::vector<RecordIndex> rows_on_demand;  // dense records that are not resident: their rows are read when looked up
@@ -72,7 +72,7 @@ struct EngineCounters {
 
 class Engine {
  public:
-  // Reserves and lays out the memory and opens the files; throws FileOpenError, std::system_error,
+  // Reserves and lays out the memory and opens the files; throws FileOpenError, UringUnavailable, std::system_error,
   // std::invalid_argument.
   Engine(RecordTable table, EngineOptions options);
   // The same with a reader of the caller's.
@@ -122,6 +122,9 @@ class Engine {
   bool separable() const { return table_.codec().capabilities().separable; }
   std::string io_mode() const { return io_mode_; }
   std::string fallback_reason() const { return fallback_reason_; }
+  IoBackend io_backend() const { return options_.reader.backend; }
+  // What of io_uring the kernel refused.
+  std::string uring_refusal() const { return uring_refusal_; }
 
  private:
   void require_open() const;
@@ -157,6 +160,7 @@ class Engine {
   EngineCounters counters_;
   std::string io_mode_;
   std::string fallback_reason_;
+  std::string uring_refusal_;
   bool closed_ = false;
 };
 

@@ -208,7 +208,7 @@ class FaultyReader final : public Reader, public ReadSink {
 
 std::unique_ptr<FaultyReader> faulty_reader(const PackedModel& model, const EngineOptions& options) {
   return std::make_unique<FaultyReader>(
-      std::make_unique<ThreadPoolReader>(std::vector<std::string>{model.path()}, options.reader));
+      std::make_unique<ThreadPoolReader>(std::vector<std::string>{model.path()}, options.reader.threads));
 }
 
 void test_waiting_ends_in_time_and_resumes() {
@@ -250,6 +250,23 @@ void test_an_io_error_is_reported_and_the_engine_stays_usable() {
     CHECK(error.record() == 6 && error.fault() == RecordFault::read_failed);
     engine.end_request();
     CHECK(run_request(engine, model, {0, 1, 2, 3, 4, 5, 7}, order).size() == 7);
+  }
+}
+
+void test_requests_are_served_by_io_uring() {
+  if (!uring_refusal().empty()) {
+    std::printf("engine_test: io_uring left out: %s\n", uring_refusal().c_str());
+    return;
+  }
+  const PackedModel model("fx3", 8, 1);
+  EngineOptions options = model.options(3);
+  options.reader.backend = IoBackend::uring;
+  for (int round = 0; round < 10; ++round) {
+    Engine engine(model.table(), options);
+    CHECK(engine.io_backend() == IoBackend::uring && engine.uring_refusal().empty());
+    load_dense(engine);
+    CHECK(run_request(engine, model, {0, 1, 2, 3, 4, 5, 6, 7}).size() == 8);
+    engine.begin_request({0, 1, 2}, HandOutOrder::as_available);  // ends with reads under way
   }
 }
 
@@ -347,6 +364,7 @@ int main() {
   zipmoe::test_a_truncated_file_is_reported();
   zipmoe::test_waiting_ends_in_time_and_resumes();
   zipmoe::test_an_io_error_is_reported_and_the_engine_stays_usable();
+  zipmoe::test_requests_are_served_by_io_uring();
   zipmoe::test_misuse_is_refused();
   zipmoe::test_record_table_refuses_contradictions();
   zipmoe::test_callers_in_several_threads_get_whole_results();

@@ -40,8 +40,10 @@ class PackedModel {
     EngineOptions result;
     result.decode_threads = threads;
     result.instruction_set = best_instruction_set();
-    result.reader.threads = 3;
-    result.reader.chunk_bytes = 4096;
+    result.reader.threads.threads = 3;
+    result.reader.threads.chunk_bytes = 4096;
+    result.reader.uring.queue_depth = 3;
+    result.reader.uring.block_bytes = 4096;
     uint64_t slot_bytes = 0;
     for (uint32_t i = 0; i < experts_; ++i) slot_bytes = std::max(slot_bytes, records_[i].length);
     result.size_classes = {{.slot_bytes = slot_bytes, .slot_limit = experts_, .slots = slots}};

@@ -88,7 +88,7 @@ class ShufflingReader final : public Reader, public ReadSink {
 };
 
 inline std::unique_ptr<Reader> shuffling_reader(const PackedModel& model, const EngineOptions& options, uint32_t seed) {
-  auto inner = std::make_unique<ThreadPoolReader>(std::vector<std::string>{model.path()}, options.reader);
+  auto inner = std::make_unique<ThreadPoolReader>(std::vector<std::string>{model.path()}, options.reader.threads);
   return std::make_unique<ShufflingReader>(std::move(inner), seed);
 }
 

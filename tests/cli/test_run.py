@@ -114,6 +114,7 @@ def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.Captu
         (["--memory", "8GB", "--prompt", "a", "--temperature", "-1"], "temperature"),
         (["--memory", "8GB", "--prompt", "a", "--combine", "alphabetical"], "alphabetical"),
         (["--memory", "8GB", "--prompt", "a", "--io", "mapped"], "--io 'mapped' is unknown"),
+        (["--memory", "8GB", "--prompt", "a", "--io-backend", "pigeon"], "io_backend must be one of auto"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=all"], "'C=all' does not say"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=1,S=1"], "records have no parts"),
         (["--memory", "8GB", "--prompt", "a", "--policy", "oracle"], "policy must be one of zipmoe, lru, lfu"),

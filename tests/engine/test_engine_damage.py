@@ -165,6 +165,7 @@ def test_an_unknown_codec(model: PackedModel) -> None:
         {"io_threads": 0},
         {"decode_threads": -1},
         {"io_mode": "psychic"},
+        {"io_backend": "carrier pigeon"},
         {"instruction_set": "mmx"},
     ],
 )

@@ -91,6 +91,7 @@ def test_fast_is_the_default_mode(mixtral):
         {"verify": "sometimes"},
         {"io_mode": "direct"},
         {"io_threads": 0},
+        {"io_backend": "pigeon"},
         {"context_tokens": -1},
         {"colour": "blue"},
     ],

@@ -81,14 +81,23 @@ def run_command(
     record_trace: Annotated[
         Path | None, typer.Option(help="Write which experts every layer activates to this new file, for simulate")
     ] = None,
+    io_backend: Annotated[
+        str,
+        typer.Option(
+            help="What reads from disk: threads, uring (io_uring) or auto, which is what measures best: threads"
+        ),
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
+    from zipmoe.engine.io_backend import choose_io_backend
+
     _check_options(memory, prompt, prompt_ids, chat, max_new_tokens, temperature, top_p, seed, combine)
     if io_mode not in ("auto", "buffered"):
         from zipmoe.errors import InvalidArgumentError
 
         raise InvalidArgumentError(f"--io {io_mode!r} is unknown", hint="choose auto or buffered")
+    choose_io_backend(io_backend, None)
     if record_trace is not None:
         _check_new_file(record_trace)
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
@@ -119,6 +128,7 @@ def run_command(
         mode="exact" if exact else None,
         context_tokens=inputs.shape[1] + max_new_tokens,
         io_mode=io_mode,
+        io_backend=io_backend,
         pools=_PLANNED if pools is None else pools,
         trace=trace,
         policy=policy,

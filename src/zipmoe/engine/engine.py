@@ -20,6 +20,7 @@ from zipmoe.engine.dense_loading import load_dense
 from zipmoe.engine.dense_tiles import DenseTiles
 from zipmoe.engine.exclusive_access import ExclusiveAccess
 from zipmoe.engine.expert_request import ExpertRequest
+from zipmoe.engine.io_backend import choose_io_backend
 from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.mode_line import EngineMode
 from zipmoe.engine.pool_memory_plan import PoolMemoryPlan, native_pools, pool_line
@@ -72,6 +73,7 @@ class Engine:
         io_threads: int | None = None,
         decode_threads: int | None = None,
         io_mode: str = "auto",
+        io_backend: str = "auto",
         instruction_set: str = "",
         policy: str | None = None,
         half_life_steps: float | None = None,
@@ -86,9 +88,10 @@ class Engine:
                 reservations and gives the rest to the expert pool.
             verify: when checksums of records are verified: ``"always"``, ``"first"`` (a record's first read) or
                 ``"never"``.
-            io_threads: threads that read; default 4.
+            io_threads: threads that read; default 4. Of the backend ``"threads"``.
             decode_threads: threads that decode, the caller included; default: the processors of this process.
             io_mode: ``"auto"`` (direct where possible) or ``"buffered"``.
+            io_backend: ``"threads"``, ``"uring"`` (io_uring), or ``"auto"``: what measures best, which is threads.
             instruction_set: of the decoding kernels; default: the widest that is present.
             policy: which experts make room for others, and with pools who goes where: a name of
                 ``_native.cache_policies()``. Results do not depend on it, only hits and misses do. Default: that of
@@ -104,7 +107,8 @@ class Engine:
         Raises:
             BudgetTooSmallError: the budget is below the floor, or too small for the pools.
             PackedFolderError: a file or record is missing, damaged, or contradicts the manifest.
-            CodecUnavailableError, InvalidArgumentError: see the message.
+            CodecUnavailableError, InvalidArgumentError: see the message; the latter also if ``"uring"`` was asked for
+                and cannot be used.
         """
         self._closed = False
         self._process = os.getpid()
@@ -118,6 +122,7 @@ class Engine:
         self._instruction_set = instruction_set or _native.best_instruction_set()
         _one_of("instruction_set", self._instruction_set, tuple(_native.instruction_sets()))
         _one_of("io_mode", io_mode, IO_MODES)
+        io_backend = choose_io_backend(io_backend, io_threads)
         settings = PoolSettings(pools) if isinstance(pools, PoolSlots) else pools
         if settings is not None:
             policy = settings.policy if policy is None else policy
@@ -143,7 +148,7 @@ class Engine:
             self._plan.reserve_fixed(budget, wanted, self._pools.itemise())
             budget.set_reservation(EXPERT_POOL, wanted)
         slots = self._plan.reserve(budget) if self._pools is None else []
-        self._native = self._open_native(slots, io_mode)
+        self._native = self._open_native(slots, io_mode, io_backend)
         with torch.inference_mode(False):  # tensors made in that mode would not work outside of it
             self._scratch = [
                 torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
@@ -163,7 +168,7 @@ class Engine:
             self.close()
             raise
 
-    def _open_native(self, slots: Sequence[int], io_mode: str) -> _native.Engine:
+    def _open_native(self, slots: Sequence[int], io_mode: str, io_backend: str) -> _native.Engine:
         class_of_record = [-1] * len(self._catalogue.records)
         for number, shape in enumerate(self._plan.size_classes):
             for group in shape.groups:
@@ -177,6 +182,7 @@ class Engine:
                 io_threads=self._io_threads,
                 decode_threads=self._decode_threads,
                 io_mode=io_mode,
+                io_backend=io_backend,
                 instruction_set=self._instruction_set,
                 size_classes=[(shape.slot_bytes, count) for shape, count in shapes],
                 class_of_record=class_of_record,
@@ -434,6 +440,8 @@ class Engine:
             instruction_set=self._instruction_set,
             io_mode=self._native.io_mode,
             io_fallback_reason=self._native.fallback_reason,
+            io_backend=self._native.io_backend,
+            uring_refusal=self._native.uring_refusal,
             io_threads=self._io_threads,
             decode_threads=self._decode_threads,
             verify=self._verify,

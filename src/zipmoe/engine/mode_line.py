@@ -18,6 +18,10 @@ class EngineMode:
     """``"direct"`` or ``"buffered"``."""
     io_fallback_reason: str
     """Why reads are not direct; empty if they are."""
+    io_backend: str
+    """``"threads"`` or ``"uring"``."""
+    uring_refusal: str
+    """What of io_uring the kernel refused; else empty."""
     io_threads: int
     decode_threads: int
     verify: str
@@ -39,9 +43,9 @@ class EngineMode:
             mode: numeric mode, ``"fast"`` or ``"exact"``.
             combine: order in which expert outputs are combined, e.g. ``"grouped_mm"``.
         """
-        reads = f"{self.io_mode} reads with {_count(self.io_threads, 'thread')}"
-        if self.io_fallback_reason:
-            reads += f" ({self.io_fallback_reason})"
+        how = "io_uring" if self.io_backend == "uring" else _count(self.io_threads, "thread")
+        reasons = [reason for reason in (self.io_fallback_reason, self.uring_refusal) if reason]
+        reads = f"{self.io_mode} reads with {how}" + (f" ({', '.join(reasons)})" if reasons else "")
         parts = [
             f"zipmoe: codec {self.codec}",
             f"mode {mode} with {combine} combine",

@@ -15,6 +15,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.engine.cache_policy import checked_half_life, checked_policy
 from zipmoe.engine.engine import IO_MODES, VERIFY_MODES
+from zipmoe.engine.io_backend import IO_BACKENDS
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.engine.rows_on_demand import EMBEDDING_PLACES
 from zipmoe.errors import InvalidArgumentError, ManifestError
@@ -32,6 +33,7 @@ _LOADING_ATTRIBUTES = (
     "verify",
     "io_mode",
     "io_threads",
+    "io_backend",
     "decode_threads",
     "pools",
     "trace",
@@ -54,6 +56,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         io_mode: ``"auto"`` (reads past the page cache where the file system can) or ``"buffered"`` (through it; nothing
             is left behind there).
         io_threads: threads that read from disk. Default: the engine's.
+        io_backend: ``"threads"``, ``"uring"`` (io_uring) or ``"auto"``, as the engine's.
         decode_threads: threads that decode. Default: the engine's.
         pools: experts per sparse layer that are kept decoded (F), compressed (C), with their SM-chunks only (S) and
             with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``; ``"plan"``:
@@ -84,6 +87,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         verify: str = "always",
         io_mode: str = "auto",
         io_threads: int | None = None,
+        io_backend: str = "auto",
         decode_threads: int | None = None,
         pools: str | PoolSlots | PoolSettings | None = None,
         trace: str | Path | None = None,
@@ -114,6 +118,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.verify = _one_of("verify", verify, VERIFY_MODES)
         self.io_mode = _one_of("io_mode", io_mode, IO_MODES)
         self.io_threads = _positive("io_threads", io_threads)
+        self.io_backend = _one_of("io_backend", io_backend, IO_BACKENDS)
         self.decode_threads = _positive("decode_threads", decode_threads)
         self.pools = _parse_pools(pools)
         self.trace = trace

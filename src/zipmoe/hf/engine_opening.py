@@ -42,6 +42,7 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         verify=settings.verify,
         io_mode=settings.io_mode,
         io_threads=settings.io_threads,
+        io_backend=settings.io_backend,
         decode_threads=settings.decode_threads,
         policy=settings.policy,
         half_life_steps=settings.half_life_steps,

@@ -1,0 +1,96 @@
+// Reads submitted and not yet completed, whatever carries them out: bounded, cut into chunks, counted.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "io/reader.hpp"
+#include "io/source_file.hpp"
+
+namespace zipmoe {
+
+// A part of a read that is carried out at once: its bytes lie together in the file and in memory.
+class ReadChunk {
+ public:
+  const ReadJob& job() const { return pending_->job; }
+  uint64_t file_offset() const { return job().offset + begin_; }
+  uint64_t length() const { return length_; }
+  uint8_t* destination() const { return job().destination_of(begin_); }
+  // The read has failed or been cancelled meanwhile: the chunk is to be finished with ECANCELED, without reading.
+  bool skip() const { return skip_; }
+
+ private:
+  friend class ReadQueue;
+  struct Pending {
+    ReadJob job;
+    uint64_t next_chunk = 0;   // byte offset in the job of the first chunk that nobody has taken
+    uint32_t chunks_left = 0;  // not yet finished
+    uint64_t bytes = 0;
+    int error_number = 0;
+    std::chrono::steady_clock::time_point submitted;
+  };
+  ReadChunk(std::shared_ptr<Pending> pending, uint64_t begin, uint64_t length, bool skip)
+      : pending_(std::move(pending)), begin_(begin), length_(length), skip_(skip) {}
+
+  std::shared_ptr<Pending> pending_;
+  uint64_t begin_;
+  uint64_t length_;
+  bool skip_;
+};
+
+// A read all of whose chunks are finished; whoever gets it tells the sink.
+struct FinishedRead {
+  ReadSink* sink;
+  ReadCompletion completion;
+  void tell_sink() const noexcept { sink->read_completed(completion); }
+};
+
+// Thread-safe.
+class ReadQueue {
+ public:
+  // Throws std::invalid_argument.
+  ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity);
+
+  // Waits while the queue is full; throws std::out_of_range, std::invalid_argument. Returns whether somebody has
+  // tried to take a chunk since the last push, and went away without one.
+  bool push(const ReadJob& job);
+  // The next chunk, in the order of the reads; waits for one. Nothing: the queue was stopped, and is empty.
+  std::optional<ReadChunk> take();
+  // The same without waiting. Nothing: there is none now.
+  std::optional<ReadChunk> try_take();
+  // Counts the chunk as done. Returns the read if that was its last one.
+  std::optional<FinishedRead> finish(const ReadChunk& chunk, const ReadOutcome& outcome);
+
+  // What has not been taken yet will be skipped.
+  void cancel() noexcept;
+  // The same for all that follows, and lets `take` end.
+  void stop() noexcept;
+  bool stopped() const;
+  ReadCounters counters() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Pending = ReadChunk::Pending;
+
+  ReadChunk take_first();
+
+  const uint32_t files_;
+  const uint64_t chunk_bytes_;
+  const uint32_t capacity_;
+  mutable std::mutex mutex_;
+  std::condition_variable work_available_;
+  std::condition_variable room_available_;
+  std::deque<std::shared_ptr<Pending>> queue_;  // reads with chunks that nobody has taken
+  uint32_t outstanding_ = 0;
+  bool turned_away_ = false;  // by try_take
+  bool stopping_ = false;
+  Clock::time_point busy_since_;
+  ReadCounters counters_;
+};
+
+}  // namespace zipmoe

@@ -1,0 +1,97 @@
+#include "profiling/timed_reader.hpp"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "codec/checksum.hpp"
+
+namespace zipmoe {
+namespace {
+
+// Gives each read a slot of the memory, which is free again when the read is complete.
+class SlotSink final : public ReadSink {
+ public:
+  SlotSink(std::span<uint8_t> memory, uint64_t length, bool checksums)
+      : memory_(memory), length_(length), checksums_(checksums) {
+    for (uint64_t slot = 0; slot < memory.size() / length; ++slot) free_.push_back(slot);
+    slots_ = free_.size();
+  }
+
+  uint8_t* place(uint64_t slot) const { return memory_.data() + slot * length_; }
+
+  uint64_t take_slot() {
+    std::unique_lock lock(mutex_);
+    completed_.wait(lock, [this] { return !free_.empty(); });
+    const uint64_t slot = free_.back();
+    free_.pop_back();
+    return slot;
+  }
+
+  void wait_for_all() {
+    std::unique_lock lock(mutex_);
+    completed_.wait(lock, [this] { return free_.size() == slots_; });
+  }
+
+  void read_completed(const ReadCompletion& completion) noexcept override {
+    const uint64_t checksum = checksums_ ? xxh3_64({place(completion.tag), completion.bytes}) : 0;
+    // The lock is kept: afterwards this object may be gone.
+    std::lock_guard lock(mutex_);
+    checksum_ ^= checksum;
+    bytes_ += completion.bytes;
+    if (error_number_ == 0) error_number_ = completion.error_number;
+    free_.push_back(completion.tag);
+    completed_.notify_one();
+  }
+
+  uint64_t bytes() const { return bytes_; }
+  int error_number() const { return error_number_; }
+
+ private:
+  const std::span<uint8_t> memory_;
+  const uint64_t length_;
+  const bool checksums_;
+  std::mutex mutex_;
+  std::condition_variable completed_;
+  std::vector<uint64_t> free_;
+  uint64_t slots_ = 0;
+  uint64_t bytes_ = 0;
+  uint64_t checksum_ = 0;
+  int error_number_ = 0;
+};
+
+}  // namespace
+
+TimedReadResult TimedReader::read(std::span<const BlockPlace> places, uint64_t length, std::span<uint8_t> memory,
+                                  bool checksums) {
+  if (length == 0 || length % kReadAlignmentBytes != 0) {
+    throw std::invalid_argument("the length must be a positive multiple of 4096");
+  }
+  if (reinterpret_cast<uintptr_t>(memory.data()) % kReadAlignmentBytes != 0 || memory.size() < length) {
+    throw std::invalid_argument("the memory must be aligned to 4096 and hold one read");
+  }
+  SlotSink sink(memory, length, checksums);
+  const auto begin = std::chrono::steady_clock::now();
+  for (const BlockPlace& place : places) {
+    const uint64_t slot = sink.take_slot();
+    try {
+      reader_->submit({.file = place.file,
+                       .offset = place.offset,
+                       .length = length,
+                       .destination = sink.place(slot),
+                       .tag = slot,
+                       .sink = &sink});
+    } catch (...) {
+      sink.read_completed({.tag = slot});
+      sink.wait_for_all();
+      throw;
+    }
+  }
+  sink.wait_for_all();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return {seconds, sink.bytes(), sink.error_number()};
+}
+
+}  // namespace zipmoe
