@@ -6,6 +6,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "bindings/module.hpp"
+#include "compute/bfloat16.hpp"
 #include "compute/expert_feed_forward.hpp"
 #include "compute/gemv.hpp"
 #include "simd/instruction_set.hpp"
@@ -133,6 +136,31 @@ void activate_array(const std::string& function, float sigmoid_scale, Array<floa
   activate(parsed, sigmoid_scale, values.data(), values.size());
 }
 
+void apply_activation(const GatedActivation& self, const Words& values, Array<uint16_t, 2> out) {
+  const uint64_t rows = values.shape(0);
+  const uint64_t columns = values.shape(1);
+  const uint64_t count = self.layout == GateLayout::none ? columns : columns / 2;
+  if (out.shape(0) != rows || out.shape(1) != count || (self.layout != GateLayout::none && columns % 2 != 0)) {
+    throw std::invalid_argument("the output must have one value for every activation");
+  }
+  nb::gil_scoped_release unlocked;
+  std::array<float, kActivationsMax> gate;
+  std::array<float, kActivationsMax> up;
+  for (uint64_t row = 0; row < rows; ++row) {
+    const uint16_t* from = values.data() + row * columns;
+    for (uint64_t begin = 0; begin < count; begin += kActivationsMax) {
+      const uint64_t length = std::min(count - begin, kActivationsMax);
+      for (uint64_t i = 0; i < length; ++i) {
+        const uint64_t at = begin + i;
+        const bool interleaved = self.layout == GateLayout::interleaved;
+        gate[i] = bfloat16_to_float(from[interleaved ? 2 * at : at]);
+        up[i] = bfloat16_to_float(from[self.layout == GateLayout::none ? at : interleaved ? 2 * at + 1 : count + at]);
+      }
+      self.apply(gate.data(), up.data(), length, out.data() + row * count + begin);
+    }
+  }
+}
+
 }  // namespace
 
 void bind_compute(nb::module_& module) {
@@ -167,7 +195,9 @@ void bind_compute(nb::module_& module) {
           },
           "function"_a, "layout"_a, nb::kw_only(), "sigmoid_scale"_a = 1.0f,
           "limit"_a = std::numeric_limits<float>::infinity(), "limit_activated"_a = false, "up_offset"_a = 0.0f,
-          "function: silu, gelu, gelu_tanh, relu, relu2, identity; layout: none, halves, interleaved.");
+          "function: silu, gelu, gelu_tanh, relu, relu2, identity; layout: none, halves, interleaved.")
+      .def("apply", apply_activation, "values"_a.noconvert(), "out"_a.noconvert(),
+           "out [rows, n] = the activation of values [rows, n], with a gate [rows, 2 n]; BF16 patterns (uint16).");
   module.def("activate", activate_array, "function"_a, "sigmoid_scale"_a, "values"_a.noconvert(),
              "Applies an activation function in place to values (float32 [n]).");
   module.def("fx3_gemv", fx3_gemv, "section"_a.noconvert(), "rows"_a, "columns"_a, "x"_a.noconvert(),

@@ -130,6 +130,7 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
                                            options_.eviction_policy, options_.policy_parameters);
   }
   decoder_ = std::make_unique<RowDecoder>(table_.codec(), options_.instruction_set, options_.decode_threads);
+  if (table_.codec().capabilities().fused) compute_threads_ = std::make_unique<ComputeThreads>(options_.decode_threads);
   if (!reader) reader = make_reader(table_, options_);
   loader_ = std::make_unique<RecordLoader>(table_, verifier_, std::move(reader));
   io_mode_ = loader_->reader().mode();
@@ -418,6 +419,7 @@ void Engine::close() {
   counters_ = with_parts(counters_);
   loader_.reset();
   decoder_.reset();
+  compute_threads_.reset();
   arena_->release(0, arena_->bytes());
   closed_ = true;
 }

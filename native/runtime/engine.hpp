@@ -16,6 +16,7 @@
 #include "cache/expert_cache.hpp"
 #include "cache/pool_dispatch.hpp"
 #include "cache/pool_memory.hpp"
+#include "compute/expert_feed_forward.hpp"
 #include "io/thread_pool_reader.hpp"
 #include "runtime/expert_request.hpp"
 #include "runtime/pooled_request.hpp"
@@ -48,6 +49,20 @@ struct EngineOptions {
   std::optional<EnginePools> pools;  // then there are no size classes, and the class of every expert is 0
 };
 
+// Row-major BF16 patterns [rows][columns].
+struct BFloat16Rows {
+  std::span<const uint16_t> values;
+  uint64_t rows = 0;
+};
+
+// Which matrices of an expert's record are the feed-forward network's, and what lies between them.
+struct ExpertNetwork {
+  uint32_t first = 0;          // gate and up in one, or the gate, or, without a gate, up
+  std::optional<uint32_t> up;  // where the gate is a matrix of its own
+  uint32_t down = 0;
+  GatedActivation activation;
+};
+
 struct EngineCounters {
   uint64_t hits = 0;
   uint64_t misses = 0;
@@ -60,8 +75,9 @@ struct EngineCounters {
   uint64_t requests = 0;
   uint64_t decoded_bytes = 0;  // of BF16
   double decode_seconds = 0;
-  double verify_seconds = 0;  // summed over the reader's threads
-  double wait_seconds = 0;    // callers waiting for experts
+  double compute_seconds = 0;  // in multiply() and feed_forward()
+  double verify_seconds = 0;   // summed over the reader's threads
+  double wait_seconds = 0;     // callers waiting for experts
   ReadCounters read;
 };
 
@@ -95,6 +111,15 @@ class Engine {
   // The same for single rows of a dense matrix that is cut into `blocks` (records with one matrix each, of consecutive
   // rows): out [rows.size()][columns], in the given order.
   void gather(std::span<const RecordIndex> blocks, std::span<const int64_t> rows, std::span<uint16_t> out);
+
+  // Computing on weights as they lie in memory (docs/compute.md), for codecs with fused kernels only; others throw
+  // std::invalid_argument. Results do not depend on instruction set, threads, or the number of rows of x.
+  //
+  // out = x W^T (+ bias) for a dense matrix that is cut into `blocks` of consecutive rows: out BF16 [x.rows][rows].
+  void multiply(std::span<const RecordIndex> blocks, const BFloat16Rows& x, std::span<const uint16_t> bias,
+                std::span<uint16_t> out);
+  // The feed-forward network of the expert that the open request handed out last: out BF16 [x.rows][rows of down].
+  void feed_forward(RecordIndex record, const ExpertNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out);
 
   // Where a matrix of the expert that was handed out last lies in the arena, if the expert is decoded (pool F). Valid
   // until the next one is asked for.
@@ -134,6 +159,7 @@ class Engine {
   EngineCounters with_request(EngineCounters counted) const;
   void account_request();
   MatrixView readable_view(RecordIndex record, uint32_t matrix) const;
+  WeightMatrix weight_matrix(RecordIndex record, uint32_t matrix) const;
 
   const RecordTable table_;
   const EngineOptions options_;
@@ -149,6 +175,7 @@ class Engine {
   std::vector<std::span<uint8_t>> scratch_;
   std::unique_ptr<ExpertCache> cache_;  // without pools
   std::unique_ptr<RowDecoder> decoder_;
+  std::unique_ptr<ComputeThreads> compute_threads_;  // of a codec with fused kernels
   std::unique_ptr<RecordLoader> loader_;
   std::unique_ptr<PoolMemory> pool_memory_;              // instead of the cache
   std::vector<std::unique_ptr<PoolDispatch>> dispatch_;  // by group

@@ -18,6 +18,7 @@ from zipmoe.engine.dense_loading import load_dense
 from zipmoe.engine.dense_tiles import DenseTiles
 from zipmoe.engine.exclusive_access import ExclusiveAccess
 from zipmoe.engine.expert_request import ExpertRequest
+from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.mode_line import EngineMode
 from zipmoe.engine.pool_memory_plan import PoolMemoryPlan, describe_slots, native_pools, pool_line
@@ -75,6 +76,7 @@ class Engine:
         policy: str = DEFAULT_POLICY,
         half_life_steps: float = DEFAULT_HALF_LIFE_STEPS,
         pools: PoolSettings | PoolSlots | None = None,
+        fused: bool = False,
     ) -> None:
         """Reserve memory, open the files and read the dense matrices.
 
@@ -94,6 +96,7 @@ class Engine:
             pools: experts per sparse layer in the pools F, C, S and E, by what is kept of them in memory; they are
                 dispatched by rank, not by ``policy``. Default: one pool of whole records for all layers, as large
                 as the budget allows.
+            fused: compute with packed weights where the codec has kernels for that: ``Engine.fused``.
 
         Raises:
             BudgetTooSmallError: the budget is below the floor, or too small for the pools.
@@ -126,6 +129,8 @@ class Engine:
         manifest = folder.manifest
         self._catalogue = RecordCatalogue(folder.path, manifest)
         codec = get_codec(manifest.codec.name)
+        self.fused = FusedCompute(self) if fused and codec.fused else None
+        """Products with packed weights; None if they were not asked for, or the codec has no kernels for them."""
         self._plan = MemoryPlan.of(manifest, self._decode_threads, separable=codec.separable)
         self._pools: PoolMemoryPlan | None = None
         if pools is not None:
@@ -136,13 +141,7 @@ class Engine:
             budget.set_reservation(EXPERT_POOL, wanted)
         slots = self._plan.reserve(budget) if self._pools is None else []
         self._native = self._open_native(slots, io_mode)
-        with torch.inference_mode(False):  # tensors made in that mode would not work outside of it
-            self._scratch = [
-                torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
-                for index in range(len(self._plan.scratch_bytes))
-            ]
-            arena = torch.from_numpy(self._native.arena()) if self._pools else torch.empty(0, dtype=torch.uint16)
-            self._arena = arena.view(torch.bfloat16)
+        self._scratch, self._arena = self._map_memory()
         self._scratch_views: dict[tuple[int, int, int], torch.Tensor] = {}
         self._decoded = DecodedTensors(lambda count: self._set_reservation(DECODED_TENSORS, count))
         self._tile_iterations = 0
@@ -154,6 +153,16 @@ class Engine:
         except BaseException:
             self.close()
             raise
+
+    def _map_memory(self) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The scratch buffers, and the arena with the pool F, as BF16 tensors."""
+        with torch.inference_mode(False):  # tensors made in that mode would not work outside of it
+            scratch = [
+                torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
+                for index in range(len(self._plan.scratch_bytes))
+            ]
+            arena = torch.from_numpy(self._native.arena()) if self._pools else torch.empty(0, dtype=torch.uint16)
+            return scratch, arena.view(torch.bfloat16)
 
     def _open_native(self, slots: Sequence[int], io_mode: str) -> _native.Engine:
         class_of_record = [-1] * len(self._catalogue.records)

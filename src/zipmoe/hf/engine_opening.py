@@ -44,6 +44,7 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         io_threads=settings.io_threads,
         decode_threads=settings.decode_threads,
         pools=settings.pools,
+        fused=settings.resolved_mode() == "fast",
     )
 
 
