@@ -52,6 +52,8 @@ class EngineCounters:
     """Checksums and validation, summed over the reader's threads."""
     wait_seconds: float = 0.0
     """Time that the model stood waiting for experts."""
+    compute_seconds: float = 0.0
+    """Products with packed weights (mode fast)."""
     decode_seconds: float = 0.0
     decoded_bytes: int = 0
     """BF16 bytes produced by decoding."""
@@ -101,6 +103,8 @@ class RunReport:
     read_seconds: float
     wait_seconds: float
     decode_seconds: float
+    compute_seconds: float
+    """Products with packed weights (mode fast)."""
     peak_resident_bytes: int
     """VmHWM of the process: page cache not included."""
     control_group_peak_bytes: int | None
@@ -188,6 +192,7 @@ class Statistics:
             read_seconds=run.read_seconds,
             wait_seconds=run.wait_seconds,
             decode_seconds=run.decode_seconds,
+            compute_seconds=run.compute_seconds,
             peak_resident_bytes=peak_resident_bytes(),
             control_group_peak_bytes=control_group_peak_bytes() if _in_limited_group() else None,
         )
