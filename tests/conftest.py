@@ -32,3 +32,9 @@ def tiny_packed(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("tiny_packed") / "model"
     pack(tiny_source, folder, CodecSettings("fx3", None, 1), jobs=1, min_dense_bytes=0)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def exact_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests compare bits with plain Transformers; those of the mode ``fast`` ask for it."""
+    monkeypatch.setenv("ZIPMOE_MODE", "exact")

@@ -192,6 +192,67 @@ void gather(const ProcessBoundEngine& self, const std::vector<uint32_t>& blocks,
   self.get().gather(blocks, {rows.data(), rows.size()}, {out.data(), out.size()});
 }
 
+using Words2 = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutWords2 = nb::ndarray<uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using BiasWords = std::optional<nb::ndarray<const uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>>;
+
+BFloat16Rows rows_of(const Words2& x) { return {{x.data(), x.size()}, x.shape(0)}; }
+
+void multiply(const ProcessBoundEngine& self, const std::vector<uint32_t>& blocks, Words2 x, OutWords2 out,
+              const BiasWords& bias) {
+  nb::gil_scoped_release release;
+  const std::span<const uint16_t> biases = bias ? std::span(bias->data(), bias->size()) : std::span<const uint16_t>();
+  self.get().multiply(blocks, rows_of(x), biases, {out.data(), out.size()});
+}
+
+void feed_forward(const ProcessBoundEngine& self, uint32_t record, const ExpertNetwork& network, Words2 x,
+                  OutWords2 out) {
+  nb::gil_scoped_release release;
+  self.get().feed_forward(record, network, rows_of(x), {out.data(), out.size()});
+}
+
+// One request from its beginning to its end: the rows offsets[i] .. offsets[i + 1] - 1 of x go through the network of
+// records[i], experts in the order in which they become resident.
+void feed_forward_request(const ProcessBoundEngine& self, const std::vector<uint32_t>& records,
+                          const std::vector<uint32_t>& tokens, const ExpertNetwork& network, Words2 x, OutWords2 out) {
+  if (tokens.size() != records.size()) throw std::invalid_argument("every expert needs its number of rows");
+  std::vector<uint64_t> offsets{0};
+  for (const uint32_t count : tokens) offsets.push_back(offsets.back() + count);
+  if (x.shape(0) != offsets.back() || out.shape(0) != offsets.back()) {
+    throw std::invalid_argument("inputs and outputs have one row for every token of every expert");
+  }
+  Engine& engine = self.get();
+  const uint64_t columns = x.shape(1);
+  const uint64_t out_columns = out.shape(1);
+  struct Request {
+    Engine& engine;
+    ~Request() {
+      nb::gil_scoped_release release;
+      engine.end_request();
+    }
+  };
+  {
+    nb::gil_scoped_release release;
+    engine.begin_request(records, HandOutOrder::as_available, tokens);
+  }
+  const Request ending{engine};
+  for (;;) {
+    {
+      nb::gil_scoped_release release;
+      for (;;) {
+        const RequestStep step = engine.next_expert(kWaitSlice);
+        if (step.kind == RequestStep::Kind::finished) return;
+        if (step.kind == RequestStep::Kind::waiting) break;
+        const uint64_t begin = offsets[step.position];
+        const uint64_t count = tokens[step.position];
+        engine.feed_forward(records[step.position], network, {{x.data() + begin * columns, count * columns}, count},
+                            {out.data() + begin * out_columns, count * out_columns});
+      }
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
 using ArenaArray = nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>>;
 
 // The array keeps the arena mapped, also after close(); it then reads as zeros.
@@ -251,6 +312,7 @@ nb::dict counters(const ProcessBoundEngine& self) {
   result["longest_read_seconds"] = counted.read.longest_seconds;
   result["verify_seconds"] = counted.verify_seconds;
   result["wait_seconds"] = counted.wait_seconds;
+  result["compute_seconds"] = counted.compute_seconds;
   result["decode_seconds"] = counted.decode_seconds;
   result["decoded_bytes"] = counted.decoded_bytes;
   result["ready_bytes"] = counted.ready_bytes;
@@ -307,6 +369,14 @@ void bind_engine(nb::module_& module) {
           "records"_a, "Memory that these records take at most when their rows are read on demand.")
       .def("__len__", &RecordTable::size);
 
+  nb::class_<ExpertNetwork>(module, "ExpertNetwork",
+                            "Positions of an expert's matrices in its record, and the activation between them.")
+      .def(
+          "__init__",
+          [](ExpertNetwork* self, uint32_t first, uint32_t down, const GatedActivation& activation,
+             std::optional<uint32_t> up) { new (self) ExpertNetwork{first, up, down, activation}; },
+          "first"_a, "down"_a, "activation"_a, "up"_a = nb::none());
+
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
       .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a,
            "io_mode"_a, "io_backend"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
@@ -334,6 +404,13 @@ void bind_engine(nb::module_& module) {
       .def("end_request", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().end_request(); }); })
       .def("decode", &decode, "record"_a, "matrix"_a, "row_begin"_a, "row_end"_a, "out"_a)
       .def("decode_to_scratch", &decode_to_scratch, "record"_a, "matrix"_a, "row_begin"_a, "row_end"_a, "scratch"_a)
+      .def("multiply", &multiply, "blocks"_a, "x"_a.noconvert(), "out"_a.noconvert(), "bias"_a.noconvert() = nb::none(),
+           "out = x W^T (+ bias) on the packed dense matrix; BF16 patterns [tokens, columns], [tokens, rows].")
+      .def("feed_forward", &feed_forward, "record"_a, "network"_a, "x"_a.noconvert(), "out"_a.noconvert(),
+           "The network of the expert that was handed out last, on BF16 patterns [tokens, hidden].")
+      .def("feed_forward_request", &feed_forward_request, "records"_a, "tokens"_a, "network"_a, "x"_a.noconvert(),
+           "out"_a.noconvert(),
+           "A whole request: tokens[i] rows of x (BF16 patterns, in the order of the records) through each expert.")
       .def("gather", &gather, "blocks"_a, "rows"_a, "out"_a)
       .def("scratch", &scratch, "index"_a, "The scratch buffer as uint16 array, without copying.")
       .def(

@@ -2,8 +2,9 @@
 #include "bindings/module.hpp"
 
 NB_MODULE(_native, module) {
-  module.doc() = "Native core of ZipMoE: codecs, direct reads, expert cache, scheduler";
+  module.doc() = "Native core of ZipMoE: codecs, computing on packed weights, direct reads, expert cache, scheduler";
   zipmoe::bind_codecs(module);
+  zipmoe::bind_compute(module);
   zipmoe::bind_engine(module);
   zipmoe::bind_cache(module);
   zipmoe::bind_profile(module);

@@ -9,10 +9,11 @@
 
 namespace zipmoe {
 
+using simd::kFx3PanelColumnsMax;
+
 constexpr uint64_t kFx3Alignment = 64;
 constexpr uint64_t kFx3HeaderBytes = 64;
 constexpr uint64_t kFx3TailBytes = 64;  // readable bytes behind the exceptions: kernels load 64 at a time
-constexpr uint64_t kFx3PanelColumnsMax = 4096;
 
 struct Fx3Layout {
   MatrixShape shape;

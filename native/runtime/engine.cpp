@@ -113,6 +113,7 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
                                            options_.eviction_policy, options_.policy_parameters);
   }
   decoder_ = std::make_unique<RowDecoder>(table_.codec(), options_.instruction_set, options_.decode_threads);
+  if (table_.codec().capabilities().fused) compute_threads_ = std::make_unique<ComputeThreads>(options_.decode_threads);
   if (!reader) {
     ChosenReader chosen = open_reader(table_.files(), options_.reader);
     reader = std::move(chosen.reader);
@@ -428,6 +429,7 @@ void Engine::close() {
   ahead_.reset();
   dense_.reset();
   decoder_.reset();
+  compute_threads_.reset();
   arena_->release(0, arena_->bytes());
   closed_ = true;
 }

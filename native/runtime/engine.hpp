@@ -16,6 +16,7 @@
 #include "cache/expert_cache.hpp"
 #include "cache/layer_pools.hpp"
 #include "cache/pool_memory.hpp"
+#include "compute/expert_feed_forward.hpp"
 #include "io/reader_choice.hpp"
 #include "runtime/dense_records.hpp"
 #include "runtime/expert_request.hpp"
@@ -50,6 +51,20 @@ struct EngineOptions {
   std::optional<EnginePools> pools;  // then there are no size classes, and the class of every expert is 0
 };
 
+// Row-major BF16 patterns [rows][columns].
+struct BFloat16Rows {
+  std::span<const uint16_t> values;
+  uint64_t rows = 0;
+};
+
+// Which matrices of an expert's record are the feed-forward network's, and what lies between them.
+struct ExpertNetwork {
+  uint32_t first = 0;          // gate and up in one, or the gate, or, without a gate, up
+  std::optional<uint32_t> up;  // where the gate is a matrix of its own
+  uint32_t down = 0;
+  GatedActivation activation;
+};
+
 struct EngineCounters {
   uint64_t hits = 0;
   uint64_t misses = 0;
@@ -62,6 +77,7 @@ struct EngineCounters {
   uint64_t requests = 0;
   uint64_t decoded_bytes = 0;  // of BF16
   double decode_seconds = 0;
+  double compute_seconds = 0;           // in multiply() and feed_forward()
   uint64_t ready_bytes = 0;             // of decoded_bytes: their exponents had been decompressed before
   uint64_t ahead_bytes = 0;             // exponents decompressed ahead
   double decompress_ahead_seconds = 0;  // for them, summed over threads
@@ -94,6 +110,15 @@ class Engine {
   // The same for single rows of a dense matrix that is cut into `blocks` (records with one matrix each, of consecutive
   // rows): out [rows.size()][columns], in the given order.
   void gather(std::span<const RecordIndex> blocks, std::span<const int64_t> rows, std::span<uint16_t> out);
+
+  // Computing on weights as they lie in memory (docs/compute.md), for codecs with fused kernels only; others throw
+  // std::invalid_argument. Results do not depend on instruction set, threads, or the number of rows of x.
+  //
+  // out = x W^T (+ bias) for a dense matrix that is cut into `blocks` of consecutive rows: out BF16 [x.rows][rows].
+  void multiply(std::span<const RecordIndex> blocks, const BFloat16Rows& x, std::span<const uint16_t> bias,
+                std::span<uint16_t> out);
+  // The feed-forward network of the expert that the open request handed out last: out BF16 [x.rows][rows of down].
+  void feed_forward(RecordIndex record, const ExpertNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out);
 
   // Where a matrix of the expert that was handed out last lies in the arena, if the expert is decoded (pool F). Valid
   // until the next one is asked for.
@@ -138,6 +163,7 @@ class Engine {
   MatrixView readable_view(RecordIndex record, uint32_t matrix) const;
   template <typename Decode>
   void count_decoding(RecordIndex record, uint64_t weights, Decode decode);
+  WeightMatrix weight_matrix(RecordIndex record, uint32_t matrix) const;
 
   const RecordTable table_;
   const EngineOptions options_;
@@ -148,6 +174,7 @@ class Engine {
   std::vector<std::span<uint8_t>> scratch_;
   std::unique_ptr<ExpertCache> cache_;  // without pools
   std::unique_ptr<RowDecoder> decoder_;
+  std::unique_ptr<ComputeThreads> compute_threads_;  // of a codec with fused kernels
   std::unique_ptr<DecompressAhead> ahead_;  // with exponent buffers; before the loader, whose threads call it
   std::unique_ptr<DenseRecords> dense_;     // before the loader, which reads to there
   std::unique_ptr<RecordLoader> loader_;

@@ -20,6 +20,8 @@ from zipmoe.store.record_encoder import decode_matrix
 
 
 class FakeEngine:
+    fused = None
+
     def __init__(self, folder: PackedFolder, *, shuffle: bool = True) -> None:
         self.folder = folder
         self.budget = MemoryBudget(1 << 40)

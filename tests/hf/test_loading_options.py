@@ -78,10 +78,11 @@ def test_a_model_loaded_in_inference_mode_works_outside_of_it(packed_model):
     assert torch.equal(switch.logits(model), switch.logits(switch.plain()))
 
 
-def test_fast_is_the_default_mode(mixtral):
+def test_fast_is_the_default_mode(mixtral, monkeypatch):
+    monkeypatch.delenv("ZIPMOE_MODE")
     model = mixtral.load()
     assert model.zipmoe_mode == "fast"
-    assert "mode fast (computed as exact) with grouped_mm combine" in model.zipmoe_mode_line()
+    assert "mode fast (fused kernels up to 3 rows) with grouped_mm combine" in model.zipmoe_mode_line()
 
 
 @pytest.mark.parametrize(

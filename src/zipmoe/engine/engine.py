@@ -20,6 +20,7 @@ from zipmoe.engine.dense_loading import load_dense
 from zipmoe.engine.dense_tiles import DenseTiles
 from zipmoe.engine.exclusive_access import ExclusiveAccess
 from zipmoe.engine.expert_request import ExpertRequest
+from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.engine.io_backend import choose_io_backend
 from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.mode_line import EngineMode
@@ -79,6 +80,7 @@ class Engine:
         half_life_steps: float | None = None,
         pools: PoolSettings | PoolSlots | None = None,
         rows_on_demand: Collection[str] = (),
+        fused: bool = False,
     ) -> None:
         """Reserve memory, open the files and read the dense matrices.
 
@@ -103,6 +105,7 @@ class Engine:
             rows_on_demand: parameters of dense matrices that are kept on disk: ``dense_rows`` reads what it needs
                 (see ``looked_up_matrices``). With ``verify="always"`` every page is verified whenever it is read,
                 otherwise only at the start.
+            fused: compute with packed weights where the codec has kernels for that: ``Engine.fused``.
 
         Raises:
             BudgetTooSmallError: the budget is below the floor, or too small for the pools.
@@ -136,6 +139,8 @@ class Engine:
         manifest = folder.manifest
         self._catalogue = RecordCatalogue(folder.path, manifest)
         codec = get_codec(manifest.codec.name)
+        self.fused = FusedCompute(self) if fused and codec.fused else None
+        """Products with packed weights; None if they were not asked for, or the codec has no kernels for them."""
         self._on_demand = RowsOnDemand.of(self._catalogue, rows_on_demand)
         self._plan = MemoryPlan.of(
             manifest, self._decode_threads, separable=codec.separable, rows_on_demand=self._on_demand
@@ -149,13 +154,7 @@ class Engine:
             budget.set_reservation(EXPERT_POOL, wanted)
         slots = self._plan.reserve(budget) if self._pools is None else []
         self._native = self._open_native(slots, io_mode, io_backend)
-        with torch.inference_mode(False):  # tensors made in that mode would not work outside of it
-            self._scratch = [
-                torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
-                for index in range(len(self._plan.scratch_bytes))
-            ]
-            arena = torch.from_numpy(self._native.arena()) if self._pools else torch.empty(0, dtype=torch.uint16)
-            self._arena = arena.view(torch.bfloat16)
+        self._scratch, self._arena = self._map_memory()
         self._scratch_views: dict[tuple[int, int, int], torch.Tensor] = {}
         self._decoded = DecodedTensors(lambda count: self._set_reservation(DECODED_TENSORS, count))
         self._tile_iterations = 0
@@ -167,6 +166,16 @@ class Engine:
         except BaseException:
             self.close()
             raise
+
+    def _map_memory(self) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The scratch buffers, and the arena with the pool F, as BF16 tensors."""
+        with torch.inference_mode(False):  # tensors made in that mode would not work outside of it
+            scratch = [
+                torch.from_numpy(self._native.scratch(index)).view(torch.bfloat16)
+                for index in range(len(self._plan.scratch_bytes))
+            ]
+            arena = torch.from_numpy(self._native.arena()) if self._pools else torch.empty(0, dtype=torch.uint16)
+            return scratch, arena.view(torch.bfloat16)
 
     def _open_native(self, slots: Sequence[int], io_mode: str, io_backend: str) -> _native.Engine:
         class_of_record = [-1] * len(self._catalogue.records)

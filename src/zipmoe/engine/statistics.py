@@ -52,6 +52,8 @@ class EngineCounters:
     """Checksums and validation, summed over the reader's threads."""
     wait_seconds: float = 0.0
     """Time that the model stood waiting for experts, and for rows that are read on demand."""
+    compute_seconds: float = 0.0
+    """Products with packed weights (mode fast)."""
     decode_seconds: float = 0.0
     decoded_bytes: int = 0
     """BF16 bytes produced by decoding."""
@@ -113,6 +115,8 @@ class RunReport:
     """Of these, bytes whose exponents had been decompressed when they were asked for."""
     decompress_ahead_seconds: float
     """Time that decompressing ahead took, summed over threads."""
+    compute_seconds: float
+    """Products with packed weights (mode fast)."""
     peak_resident_bytes: int
     """VmHWM of the process: page cache not included."""
     control_group_peak_bytes: int | None
@@ -203,6 +207,7 @@ class Statistics:
             decoded_bytes=run.decoded_bytes,
             ready_bytes=run.ready_bytes,
             decompress_ahead_seconds=run.decompress_ahead_seconds,
+            compute_seconds=run.compute_seconds,
             peak_resident_bytes=peak_resident_bytes(),
             control_group_peak_bytes=control_group_peak_bytes() if _in_limited_group() else None,
         )

@@ -47,6 +47,7 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         policy=settings.policy,
         half_life_steps=settings.half_life_steps,
         pools=pools,
+        fused=settings.resolved_mode() == "fast",
         rows_on_demand=looked_up_matrices(model, folder.manifest) if settings.embedding == "on-demand" else (),
     )
     for note in notes:

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
 from zipmoe.hf.combine_order import CombineOrder, combine_order
 from zipmoe.hf.engine_slot import refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertSource
+from zipmoe.hf.fused_experts import fused_experts
 from zipmoe.hf.packed_experts import PackedExperts
 
 
@@ -56,13 +58,24 @@ def _forward_grouped(
     rows = dict(zip(experts.tolist(), torch.split(positions, counts.tolist()), strict=True))
     # Ids outside the range mean "no expert" (padding of expert parallelism): their terms are zero.
     needed = [expert for expert in rows if 0 <= expert < self.num_experts]
+    fused = fused_experts(self, hidden_states)
+    if fused is not None and len(needed) == len(rows) and max(counts.tolist()) <= FUSED_ROWS_MAX:
+        outputs = fused.all(needed, counts.tolist(), hidden_states[positions // top_k])
+        outputs = outputs * weights[positions].unsqueeze(-1)
+        in_order = torch.empty_like(outputs)
+        in_order[positions] = outputs
+        return in_order.view(tokens, top_k, -1).sum(dim=1).to(hidden_states.dtype)
     allocate = torch.empty if len(needed) == len(rows) else torch.zeros
     terms: torch.Tensor | None = None
     source = self._zipmoe_source
     with source.request(needed, [len(rows[expert]) for expert in needed]) as request:
         for expert in request:
             at = rows[expert]
-            output = _expert_output(self, source, expert, hidden_states[at // top_k])
+            inputs = hidden_states[at // top_k]
+            if fused is not None and len(inputs) <= FUSED_ROWS_MAX:
+                output = fused.one(expert, inputs)
+            else:
+                output = _expert_output(self, source, expert, inputs)
             output = output * weights[at].unsqueeze(-1)
             if terms is None:
                 terms = allocate((tokens * top_k, output.size(-1)), dtype=output.dtype)

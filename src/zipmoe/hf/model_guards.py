@@ -15,6 +15,7 @@ from torch import nn
 
 from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH, UNPACKED
 from zipmoe.engine.engine import Engine
+from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import combine_order, resolve_experts_implementation
 from zipmoe.hf.dynamic_class import dynamic_class
@@ -35,8 +36,6 @@ else:
     PreTrainedModel = nn.Module
 
 
-_WHAT_RUNS = {"exact": "exact", "fast": "fast (computed as exact)"}
-"""For the mode line: the numeric mode that was asked for, and what it runs where that is not the same."""
 _UPLOAD_OPTIONS = ("commit_message", "private", "token", "revision", "create_pr")
 
 
@@ -127,7 +126,15 @@ class PackedModel(PackedSubModel):
     def zipmoe_mode_line(self) -> str:
         """What runs: codec, mode, combine order, instruction set, I/O backend, budget and pool."""
         order = combine_order(self.config.get_text_config()._experts_implementation)
-        return self.zipmoe_engine.mode_line(_WHAT_RUNS[self.zipmoe_mode], order.value)
+        return self.zipmoe_engine.mode_line(self._what_runs(), order.value)
+
+    def _what_runs(self) -> str:
+        """The numeric mode that was asked for, and what it runs where that is something else."""
+        if self.zipmoe_mode != "fast":
+            return str(self.zipmoe_mode)
+        if self.zipmoe_engine.fused is None:
+            return "fast (computed as exact: nothing computes on this codec's packed form)"
+        return f"fast (fused kernels up to {FUSED_ROWS_MAX} rows)"
 
     def dequantize(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises UnsupportedOperationError: the unpacked model is the original checkpoint."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from zipmoe.engine.fused_compute import FUSED_ROWS_MAX, FusedCompute
 from zipmoe.hf.engine_slot import refuse_gradients
 from zipmoe.hf.lazy_weight import as_parameter
 from zipmoe.hf.packed_module import PackedModule
@@ -19,11 +20,18 @@ class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]
     A weight that fits into one tile is applied by one ``linear`` call with the bias, exactly as in ``nn.Linear``. A
     larger one is applied in tiles of output rows: each output element is the same dot product over the same operands,
     and its bias is added in the same call.
+
+    In the mode ``fast``, few rows of BF16 inputs are multiplied with the weight as it lies in memory.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``input`` (..., in_features) to (..., out_features), in ``input``'s dtype."""
         refuse_gradients(input)
+        fused = self._fused(input)
+        if fused is not None:
+            rows = input.reshape(-1, self.in_features).contiguous()
+            result = fused.linear(self._zipmoe_parameter, rows, self.bias)
+            return result.view(*input.shape[:-1], self.out_features)
         output: torch.Tensor | None = None
         with torch.no_grad(), closing(self._zipmoe_slot.engine.dense_tiles(self._zipmoe_parameter)) as tiles:
             for begin, end, tile in tiles:
@@ -36,3 +44,11 @@ class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]
                 output[..., begin:end] = functional.linear(input, weight, bias)
         assert output is not None
         return output
+
+    def _fused(self, input: torch.Tensor) -> FusedCompute | None:
+        """Kernels on the packed weight, if they pay for this input."""
+        rows = input.numel() // self.in_features
+        types = {input.dtype, self._zipmoe_dtype, torch.bfloat16 if self.bias is None else self.bias.dtype}
+        if not 0 < rows <= FUSED_ROWS_MAX or types != {torch.bfloat16}:
+            return None
+        return self._zipmoe_slot.engine.fused

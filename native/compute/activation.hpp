@@ -1,0 +1,51 @@
+// Activation functions of feed-forward networks, from BF16 to BF16, in one portable implementation: the same bits on
+// every machine.
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <string_view>
+
+namespace zipmoe {
+
+enum class ActivationFunction : uint8_t {
+  silu,       // x * sigmoid(sigmoid_scale * x); with scale 1.702 this is "quick_gelu"
+  gelu,       // with erf
+  gelu_tanh,  // with tanh
+  relu,
+  relu2,  // relu(x) squared
+  identity,
+};
+
+// "silu", "gelu", "gelu_tanh", "relu", "relu2", "identity". Throws std::invalid_argument for another name.
+ActivationFunction parse_activation_function(std::string_view text);
+
+enum class GateLayout : uint8_t {
+  none,         // f(up)
+  halves,       // f(gate) * up, rows of the gate first
+  interleaved,  // f(gate) * up, rows gate, up, gate, up, ...
+};
+
+// "none", "halves", "interleaved". Throws std::invalid_argument for another name.
+GateLayout parse_gate_layout(std::string_view text);
+
+// What lies between the first and the second matrix of a feed-forward network (Transformers: act_fn and _apply_gate).
+struct GatedActivation {
+  ActivationFunction function = ActivationFunction::silu;
+  GateLayout layout = GateLayout::halves;
+  float sigmoid_scale = 1.0f;                            // silu only
+  float limit = std::numeric_limits<float>::infinity();  // gate is clamped to at most this, up to +- this
+  bool limit_activated = false;                          // the limit is for f(gate) instead of gate
+  float up_offset = 0.0f;                                // f(gate) * (up + up_offset)
+
+  // out[i] for i < count <= kActivationsMax. `gate` and `up` are BF16 values in fp32; without a gate `up` alone is
+  // used. Every step of the formulas above is computed in fp32 and its result rounded to BF16: the clamped values,
+  // f(gate), up + up_offset, the product.
+  void apply(const float* gate, const float* up, uint64_t count, uint16_t* out) const;
+};
+
+constexpr uint64_t kActivationsMax = 128;
+
+// f of each value in fp32, in place, not rounded.
+void activate(ActivationFunction function, float sigmoid_scale, float* values, uint64_t count);
+
+}  // namespace zipmoe

@@ -1,0 +1,140 @@
+#include "compute/expert_feed_forward.hpp"
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <vector>
+
+#include "compute/bfloat16.hpp"
+#include "compute/row_tasks.hpp"
+
+namespace zipmoe {
+namespace {
+
+// A run of rows of one expert's matrix.
+struct RowTask {
+  uint32_t expert;
+  uint64_t row_begin;
+  uint64_t row_end;
+};
+
+void append_tasks(std::vector<RowTask>& tasks, size_t expert, uint64_t rows, uint64_t rows_per_task) {
+  for (uint64_t begin = 0; begin < rows; begin += rows_per_task) {
+    tasks.push_back({static_cast<uint32_t>(expert), begin, std::min(begin + rows_per_task, rows)});
+  }
+}
+
+using Sums = std::array<std::array<float, kTaskSumRows>, simd::kGemvTokensMax>;
+
+// One expert of a step: its inputs, and its intermediate vectors, which are the inputs of `down`.
+class Work {
+ public:
+  Work(const ExpertFeedForward& expert, const GatedActivation& activation)
+      : expert_(expert),
+        activation_(activation),
+        inputs_(expert.x, expert.tokens, expert.first.matrix.shape().columns, expert.x_stride),
+        intermediate_(expert.tokens, expert.down.matrix.shape().columns) {}
+
+  void activate_rows(uint64_t begin, uint64_t end, const simd::GemvKernels& kernels) {
+    const uint64_t size = intermediate_.columns();
+    Sums first;
+    if (activation_.layout == GateLayout::interleaved && !expert_.up) {
+      const uint64_t offset = multiply(expert_.first, 2 * begin, 2 * end, first, kernels);
+      write(begin, end, Part{&first, offset, 2}, Part{&first, offset + 1, 2});
+      return;
+    }
+    const Part gate{&first, multiply(expert_.first, begin, end, first, kernels), 1};
+    if (activation_.layout == GateLayout::none) {
+      write(begin, end, gate, gate);
+      return;
+    }
+    Sums second;
+    const uint64_t offset = expert_.up ? multiply(*expert_.up, begin, end, second, kernels)
+                                       : multiply(expert_.first, size + begin, size + end, second, kernels);
+    write(begin, end, gate, Part{&second, offset, 1});
+  }
+
+  void project_down(uint64_t begin, uint64_t end, const simd::GemvKernels& kernels) const {
+    gemv_rows(expert_.down, intermediate_, expert_.output, begin, end, kernels);
+  }
+
+ private:
+  // Values of consecutive intermediate rows among sums.
+  struct Part {
+    const Sums* sums;
+    uint64_t offset;
+    uint64_t step;
+  };
+
+  // Sums with bias, rounded to BF16; returns the offset of row `begin`.
+  uint64_t multiply(const Projection& projection, uint64_t begin, uint64_t end, Sums& sums,
+                    const simd::GemvKernels& kernels) const {
+    const uint64_t offset = projection.matrix.multiply(inputs_, begin, end, sums[0].data(), kTaskSumRows, kernels);
+    for (uint64_t token = 0; token < inputs_.tokens(); ++token) {
+      for (uint64_t row = begin; row < end; ++row) {
+        float& sum = sums[token][offset + row - begin];
+        sum = round_to_bfloat16(projection.biased(row, sum));
+      }
+    }
+    return offset;
+  }
+
+  void write(uint64_t begin, uint64_t end, Part gate, Part up) {
+    std::array<float, kActivationsMax> gates;
+    std::array<float, kActivationsMax> ups;
+    for (uint64_t token = 0; token < inputs_.tokens(); ++token) {
+      for (uint64_t i = 0; i < end - begin; ++i) {
+        gates[i] = (*gate.sums)[token][gate.offset + gate.step * i];
+        ups[i] = (*up.sums)[token][up.offset + up.step * i];
+      }
+      activation_.apply(gates.data(), ups.data(), end - begin, intermediate_.row(token) + begin);
+    }
+  }
+
+  const ExpertFeedForward& expert_;
+  const GatedActivation& activation_;
+  TokenInputs inputs_;
+  TokenInputs intermediate_;
+};
+
+void check(const ExpertFeedForward& expert, const GatedActivation& activation) {
+  const MatrixShape first = expert.first.matrix.shape();
+  const uint64_t intermediate = expert.down.matrix.shape().columns;
+  const bool two_in_one = activation.layout != GateLayout::none && !expert.up;
+  if (expert.up && activation.layout == GateLayout::none) {
+    throw std::invalid_argument("a network without a gate has one matrix before its activation");
+  }
+  if (first.rows != (two_in_one ? 2 : 1) * intermediate ||
+      (expert.up &&
+       (expert.up->matrix.shape().rows != intermediate || expert.up->matrix.shape().columns != first.columns))) {
+    throw std::invalid_argument("the shapes of an expert's matrices do not fit each other");
+  }
+}
+
+}  // namespace
+
+void compute_experts(std::span<const ExpertFeedForward> experts, const GatedActivation& activation,
+                     ComputeThreads& threads, const simd::GemvKernels& kernels) {
+  static_assert(kActivationsMax >= kTaskRowsMax);
+  std::vector<Work> work;
+  std::vector<RowTask> first;
+  std::vector<RowTask> down;
+  work.reserve(experts.size());
+  for (const ExpertFeedForward& expert : experts) {
+    check(expert, activation);
+    // Twice the weights belong to an intermediate row with a gate.
+    const uint64_t share = activation.layout == GateLayout::none ? 1 : 2;
+    append_tasks(first, work.size(), expert.down.matrix.shape().columns,
+                 std::min(rows_per_task(share * expert.first.matrix.group_bytes()), kTaskRowsMax / share));
+    append_tasks(down, work.size(), expert.down.matrix.shape().rows, rows_per_task(expert.down.matrix.group_bytes()));
+    work.emplace_back(expert, activation);
+  }
+  threads.run(static_cast<uint32_t>(first.size()), [&](uint32_t task) {
+    work[first[task].expert].activate_rows(first[task].row_begin, first[task].row_end, kernels);
+  });
+  threads.run(static_cast<uint32_t>(down.size()), [&](uint32_t task) {
+    work[down[task].expert].project_down(down[task].row_begin, down[task].row_end, kernels);
+  });
+}
+
+}  // namespace zipmoe

@@ -1,0 +1,36 @@
+#include "simd/gemv_kernels.hpp"
+
+#include "simd/instruction_set.hpp"
+
+namespace zipmoe::simd {
+
+InstructionSet gemv_instruction_set(InstructionSet instruction_set) noexcept {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (instruction_set == InstructionSet::avx512 && __builtin_cpu_supports("avx512bf16") == 0) {
+    return InstructionSet::avx2;
+  }
+#endif
+  return instruction_set;
+}
+
+const GemvKernels& gemv_kernels(InstructionSet instruction_set) noexcept {
+  static constexpr GemvKernels scalar = {fx3_gemv_scalar, bfloat16_gemv_scalar};
+#if defined(__x86_64__)
+  static constexpr GemvKernels avx2 = {fx3_gemv_avx2, bfloat16_gemv_avx2};
+  static constexpr GemvKernels avx512 = {fx3_gemv_avx512, bfloat16_gemv_avx512};
+  switch (gemv_instruction_set(instruction_set)) {
+    case InstructionSet::scalar:
+      return scalar;
+    case InstructionSet::avx2:
+      return avx2;
+    case InstructionSet::avx512:
+      return avx512;
+  }
+#else
+  (void)instruction_set;
+#endif
+  return scalar;
+}
+
+}  // namespace zipmoe::simd

@@ -1,0 +1,78 @@
+// Kernels of y = W x on weights as they lie in memory, packed or raw, for 1 to 3 tokens (docs/compute.md). Plain C
+// types only: this header is included by the translation units that are compiled with wide instructions (see
+// wide_code.hpp).
+//
+// All kernels accumulate in one canonical order, so that every instruction set gives the same bits (except that any NaN
+// stands for any other NaN). Per row, token and panel of columns there are 16 fp32 lanes, at first +0. For every 32
+// columns lane i takes fma(w[2i + 1], x[2i + 1], lane), then fma(w[2i], x[2i], lane). At the end of the panel lane i
+// takes lane i + 8, then i + 4, i + 2, i + 1, and the panel's sum is added to those of the panels before it. Columns
+// are padded with zeros to a multiple of 64. Denormal inputs count as zeros of their sign, and so do results that are
+// tiny after rounding: this is what vdpbf16ps does, here demanded of every step.
+#pragma once
+#include <stdint.h>
+
+namespace zipmoe {
+
+enum class InstructionSet;
+
+namespace simd {
+
+constexpr uint64_t kGemvTokensMax = 3;
+constexpr uint64_t kGemvLanes = 16;
+
+// The inputs of 1..3 tokens from the first column that is used on: BF16, zeros up to a multiple of 64 columns.
+struct GemvInputs {
+  const uint16_t* x;  // 64-byte aligned
+  uint64_t stride;    // values from one token to the next, multiple of 32
+  uint64_t tokens;
+};
+
+// A run of consecutive row groups of one FX3 panel; what must be readable is as in Fx3Run (kernels.hpp).
+struct Fx3GemvRun {
+  const uint8_t* records;
+  const uint8_t* index;
+  const uint8_t* exceptions;
+  uint64_t exception_count;
+  const uint8_t* exponents;
+  uint64_t groups;
+  uint64_t blocks;    // 64-column blocks of a row in this panel
+  GemvInputs inputs;  // from the panel's first column on
+  float* sums;        // [tokens][sums_stride]: 4 * groups rows are written
+  uint64_t sums_stride;
+  bool add;  // to what is in `sums` (a panel that is not the first)
+};
+
+// A run of consecutive rows of a row-major BF16 matrix, all panels.
+struct BFloat16GemvRun {
+  const uint16_t* weights;
+  uint64_t rows;
+  uint64_t columns;
+  uint64_t panel_columns;  // multiple of 64
+  GemvInputs inputs;       // from the first column on
+  float* sums;             // [tokens][sums_stride]: `rows` are written
+  uint64_t sums_stride;
+};
+
+struct GemvKernels {
+  void (*fx3)(const Fx3GemvRun& run);
+  void (*bfloat16)(const BFloat16GemvRun& run);
+};
+
+// The set whose kernels gemv_kernels() gives: AVX-512 needs the BF16 dot product, without it AVX2 is used.
+InstructionSet gemv_instruction_set(InstructionSet instruction_set) noexcept;
+
+// The instruction set must be supported by this machine.
+const GemvKernels& gemv_kernels(InstructionSet instruction_set) noexcept;
+
+void fx3_gemv_scalar(const Fx3GemvRun& run);
+void bfloat16_gemv_scalar(const BFloat16GemvRun& run);
+
+#if defined(__x86_64__)
+void fx3_gemv_avx2(const Fx3GemvRun& run);
+void bfloat16_gemv_avx2(const BFloat16GemvRun& run);
+void fx3_gemv_avx512(const Fx3GemvRun& run);
+void bfloat16_gemv_avx512(const BFloat16GemvRun& run);
+#endif
+
+}  // namespace simd
+}  // namespace zipmoe

@@ -1,0 +1,119 @@
+"""Products with weights as they lie in memory: the numeric mode ``fast`` (docs/compute.md).
+
+Nothing is decoded for them: kernels read the packed form. They pay for few rows of inputs; for more, decoding once and
+one matrix product are faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from zipmoe import _native
+from zipmoe.engine.record_catalogue import GroupHandle
+from zipmoe.engine.record_errors import named_record_errors
+from zipmoe.errors import UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from zipmoe.engine.engine import Engine
+
+FUSED_ROWS_MAX = 3
+"""Up to this many rows of inputs the kernels are used."""
+
+
+class FusedCompute:
+    """Computes for one engine, whose codec has fused kernels. Inputs and outputs are BF16, sums are FP32 in one
+    documented order: the results do not depend on instruction set, threads or the other rows.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def linear(self, parameter: str, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x W^T + bias`` with a packed dense matrix.
+
+        Args:
+            parameter: name of the matrix [rows, columns].
+            x: BF16 [n, columns], contiguous.
+            bias: BF16 [rows], contiguous, added to the FP32 sums; or None.
+
+        Returns:
+            BF16 [n, rows].
+        """
+        engine = self._engine
+        handle = engine._catalogue.dense_matrix(parameter)
+        out = torch.empty((x.shape[0], handle.rows), dtype=torch.bfloat16)
+        with engine._exclusive(), named_record_errors(engine._catalogue):
+            engine._native.multiply(handle.blocks, _words(x), _words(out), None if bias is None else _words(bias))
+        return out
+
+    def expert(
+        self, group: GroupHandle, expert_id: int, network: _native.ExpertNetwork, x: torch.Tensor
+    ) -> torch.Tensor:
+        """The feed-forward network of the expert that the open request handed out last.
+
+        Args:
+            group: of the expert.
+            expert_id: the expert.
+            network: which of its matrices are used how.
+            x: BF16 [n, hidden], contiguous.
+
+        Returns:
+            BF16 [n, hidden].
+
+        Raises:
+            UnsupportedOperationError: the expert is not the one that was handed out last.
+        """
+        engine = self._engine
+        out = torch.empty_like(x)
+        with engine._exclusive():
+            engine._require_handed_out(group, expert_id)
+            with named_record_errors(engine._catalogue):
+                engine._native.feed_forward(group.records[expert_id], network, _words(x), _words(out))
+        return out
+
+    def experts(
+        self,
+        group: GroupHandle,
+        expert_ids: Sequence[int],
+        tokens: Sequence[int],
+        network: _native.ExpertNetwork,
+        x: torch.Tensor,
+    ) -> torch.Tensor:
+        """Feed-forward networks of several experts, each computed as soon as it is resident, hits first.
+
+        Args:
+            group: of the experts.
+            expert_ids: distinct ids.
+            tokens: rows of each expert, in the order of the ids.
+            network: which of their matrices are used how.
+            x: BF16 [sum of tokens, hidden], contiguous: the rows of the first expert, then those of the second ...
+
+        Returns:
+            BF16, the shape of ``x``.
+
+        Raises:
+            CorruptRecordError, TruncatedShardError, PackedFolderError: an expert cannot be read.
+            UnsupportedOperationError: the same thread has a request open.
+        """
+        engine = self._engine
+        out = torch.empty_like(x)
+        with engine._exclusive():
+            if engine._request is not None:
+                raise UnsupportedOperationError("this thread has a request open already: end it first")
+            engine._decoded.settle()
+            if engine.request_observer is not None:
+                engine.request_observer(group.path, expert_ids)
+            records = [group.records[expert_id] for expert_id in expert_ids]
+            with named_record_errors(engine._catalogue):
+                engine._native.feed_forward_request(records, list(tokens), network, _words(x), _words(out))
+        return out
+
+
+def _words(tensor: torch.Tensor) -> npt.NDArray[np.uint16]:
+    words: npt.NDArray[np.uint16] = tensor.view(torch.uint16).numpy()
+    return words

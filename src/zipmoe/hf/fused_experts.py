@@ -1,0 +1,61 @@
+"""Experts computed from their packed form, for the mode ``fast``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from zipmoe import _native
+from zipmoe.engine.fused_compute import FusedCompute
+from zipmoe.hf.expert_network import native_network
+from zipmoe.hf.expert_parameter import ExpertSource
+
+_UNKNOWN = object()
+
+
+class FusedExperts:
+    """The experts of one module, computed by the native core."""
+
+    def __init__(self, module: Any, compute: FusedCompute, network: _native.ExpertNetwork) -> None:
+        self._module = module
+        self._compute = compute
+        self._network = network
+
+    def all(self, experts: Sequence[int], tokens: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
+        """Outputs of a whole request, before the routing weights.
+
+        Args:
+            experts: distinct ids.
+            tokens: rows of each.
+            rows: BF16 [sum of tokens, hidden], expert after expert.
+
+        Returns:
+            BF16, the shape of ``rows``.
+        """
+        source: ExpertSource = self._module._zipmoe_source
+        return self._normed(self._compute.experts(source.group, experts, tokens, self._network, rows))
+
+    def one(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
+        """Outputs of the expert that the open request handed out last; ``rows``: BF16 [n, hidden]."""
+        source: ExpertSource = self._module._zipmoe_source
+        return self._normed(self._compute.expert(source.group, expert, self._network, rows))
+
+    def _normed(self, outputs: torch.Tensor) -> torch.Tensor:
+        if not self._module.has_post_expert_norm:
+            return outputs
+        normed: torch.Tensor = self._module.post_expert_norm(outputs)
+        return normed
+
+
+def fused_experts(module: Any, hidden_states: torch.Tensor) -> FusedExperts | None:
+    """The module's experts for the native core; None if it cannot compute them, or not with these inputs."""
+    source: ExpertSource = module._zipmoe_source
+    compute = source.slot.engine.fused
+    if compute is None or hidden_states.dtype != torch.bfloat16 or source.dtype != torch.bfloat16:
+        return None
+    network = vars(module).get("_zipmoe_network", _UNKNOWN)
+    if network is _UNKNOWN:
+        network = module._zipmoe_network = native_network(module, source.group.parameters)
+    return None if network is None else FusedExperts(module, compute, network)

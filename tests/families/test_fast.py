@@ -1,0 +1,94 @@
+"""The mode ``fast``: an error against an FP64 reference that is no larger than that of plain Transformers in BF16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from equality import load_packed, load_plain
+from family_table import CODECS, FAMILIES
+from tiny_models import interface_families, logits, tiny_inputs
+
+from zipmoe.codecs.codec_settings import CodecSettings
+from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
+from zipmoe.hf.experts_forward import PackedInterfaceExperts
+
+Folder = Callable[[str], Path]
+Packed = Callable[[str, CodecSettings], Path]
+
+FUSED = [
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "phimoe",
+    "minimax",
+    "ernie4_5_moe",
+]
+"""Families with gated experts whose networks the native core computes."""
+NOT_FUSED = {"gpt_oss": "biases, transposed matrices"}
+SHAPES = ((1, 1), (2, 1), (3, 1), (1, 3), (2, 9))
+NOISE = 1.1
+"""Both errors are sums of roundings, of which no two implementations make the same."""
+
+
+def rms(error: torch.Tensor) -> float:
+    return error.double().pow(2).mean().sqrt().item()
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_error_against_fp64(family: str, packed: Packed, checkpoint: Folder) -> None:
+    reference = load_plain(family, checkpoint(family)).double()
+    plain = load_plain(family, checkpoint(family))
+    fast = load_packed(family, packed(family, CodecSettings("fx3", None, 1)), mode="fast")
+    plain_errors, fast_errors = [], []
+    for batch, tokens in SHAPES:
+        inputs = tiny_inputs(family, batch=batch, tokens=tokens)
+        expected = logits(reference, **inputs).double()
+        plain_errors.append((logits(plain, **inputs).double() - expected).flatten())
+        fast_errors.append((logits(fast, **inputs).double() - expected).flatten())
+    assert rms(torch.cat(fast_errors)) <= NOISE * rms(torch.cat(plain_errors))
+    modules = [module for module in fast.modules() if isinstance(module, PackedInterfaceExperts)]
+    assert modules and all(module._zipmoe_network is not None for module in modules)
+    counters = fast.zipmoe_engine._native.counters()
+    assert counters["compute_seconds"] > 0
+    fast.zipmoe_engine.close()
+
+
+@pytest.mark.parametrize("family", sorted(interface_families() & FAMILIES.keys()))
+def test_every_family_runs(family: str, packed: Packed, checkpoint: Folder) -> None:
+    """One token: whatever the native core cannot compute is decoded as in the mode exact."""
+    plain = load_plain(family, checkpoint(family))
+    fast = load_packed(family, packed(family, CODECS[0]), mode="fast")
+    inputs = tiny_inputs(family, batch=1, tokens=1)
+    expected, found = logits(plain, **inputs).float(), logits(fast, **inputs).float()
+    assert found.shape == expected.shape
+    assert torch.allclose(found, expected, rtol=0.1, atol=0.1 * expected.abs().max().item())
+    fast.zipmoe_engine.close()
+
+
+def test_what_the_native_core_cannot_compute_is_decoded(packed: Packed, checkpoint: Folder) -> None:
+    for family in NOT_FUSED:
+        fast = load_packed(family, packed(family, CodecSettings("fx3", None, 1)), mode="fast")
+        logits(fast, **tiny_inputs(family, batch=1, tokens=1))
+        modules = [module for module in fast.modules() if isinstance(module, PackedInterfaceExperts)]
+        assert modules and all(module._zipmoe_network is None for module in modules)
+        fast.zipmoe_engine.close()
+
+
+def test_a_token_is_the_same_whatever_others_are_beside_it(packed: Packed) -> None:
+    """Rows of one product do not influence each other, so batches of few rows agree bit for bit."""
+    fast = load_packed("qwen2_moe", packed("qwen2_moe", CodecSettings("fx3", None, 1)), mode="fast")
+    one = fast.model.layers[0].mlp.experts
+    rows = (torch.randn((FUSED_ROWS_MAX, one.hidden_dim), generator=torch.Generator().manual_seed(1)) * 0.5).bfloat16()
+    ids = torch.tensor([[0, 1], [1, 2], [3, 1]])
+    weights = torch.tensor([[0.5, 0.25], [0.125, 0.5], [0.25, 0.25]], dtype=torch.bfloat16)
+    with torch.no_grad():
+        together = one(rows, ids, weights)
+        apart = torch.cat([one(rows[i : i + 1], ids[i : i + 1], weights[i : i + 1]) for i in range(FUSED_ROWS_MAX)])
+    assert torch.equal(together, apart)
+    fast.zipmoe_engine.close()
