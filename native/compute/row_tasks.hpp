@@ -8,7 +8,7 @@
 namespace zipmoe {
 
 // Large enough to stream, small enough that no thread waits long for another one's last task.
-constexpr uint64_t kTaskBytes = 128 << 10;
+constexpr uint64_t kTaskBytes = 256 << 10;
 constexpr uint64_t kTaskRowsMax = 128;
 // Rows of sums that a task of kTaskRowsMax rows needs, where it begins and ends within groups.
 constexpr uint64_t kTaskSumRows = kTaskRowsMax + 2 * simd::kFx3GroupRows;

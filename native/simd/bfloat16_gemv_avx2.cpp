@@ -9,41 +9,63 @@ namespace zipmoe::simd {
 namespace {
 
 constexpr uint64_t kBlock = 64;
+constexpr uint64_t kPrefetchWeights = 1024;  // hardware prefetchers stop at page borders
 
-// Adds the products of one row's columns [0, width) to its lanes.
-ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) Lanes256 multiply_panel(const uint16_t* weights,
-                                                                               const uint16_t* x, uint64_t width) {
-  Lanes256 lanes = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+// `tokens` is a constant of each caller.
+ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) void multiply_step(Lanes256* lanes, const uint16_t* weights,
+                                                                          const uint16_t* x, uint64_t stride,
+                                                                          const uint64_t tokens) {
+#pragma GCC unroll 3
+  for (uint64_t token = 0; token < tokens; ++token) {
+    multiply_add(lanes[token], weights, load_inputs(x + token * stride));
+  }
+}
+
+ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) void multiply_panel(const BFloat16GemvRun& run, uint64_t row,
+                                                                           uint64_t begin, const uint64_t tokens) {
+  const uint64_t width = run.columns - begin < run.panel_columns ? run.columns - begin : run.panel_columns;
+  const uint16_t* weights = run.weights + row * run.columns + begin;
+  const uint16_t* x = run.inputs.x + begin;
+  const uint64_t stride = run.inputs.stride;
+  Lanes256 lanes[kGemvTokensMax];
+#pragma GCC unroll 3
+  for (uint64_t token = 0; token < tokens; ++token) lanes[token] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
   uint64_t column = 0;
   for (; column + kBlock <= width; column += kBlock) {
-    __builtin_prefetch(weights + column + 1024);
-    __builtin_prefetch(weights + column + 1024 + 32);
-    multiply_add(lanes, weights + column, load_inputs(x + column));
-    multiply_add(lanes, weights + column + kStepColumns, load_inputs(x + column + kStepColumns));
+    __builtin_prefetch(weights + column + kPrefetchWeights);
+    __builtin_prefetch(weights + column + kPrefetchWeights + kStepColumns);
+    multiply_step(lanes, weights + column, x + column, stride, tokens);
+    multiply_step(lanes, weights + column + kStepColumns, x + column + kStepColumns, stride, tokens);
   }
   if (column < width) {
     alignas(32) uint16_t padded[kBlock] = {};
     __builtin_memcpy(padded, weights + column, (width - column) * sizeof(uint16_t));
-    multiply_add(lanes, padded, load_inputs(x + column));
-    multiply_add(lanes, padded + kStepColumns, load_inputs(x + column + kStepColumns));
+    multiply_step(lanes, padded, x + column, stride, tokens);
+    multiply_step(lanes, padded + kStepColumns, x + column + kStepColumns, stride, tokens);
   }
-  return lanes;
+#pragma GCC unroll 3
+  for (uint64_t token = 0; token < tokens; ++token) {
+    float& out = run.sums[token * run.sums_stride + row];
+    const float sum = sum_of_lanes(lanes[token]);
+    out = begin == 0 ? sum : out + sum;
+  }
 }
 
-ZIPMOE_AVX2_CODE __attribute__((noinline)) void multiply_rows(const BFloat16GemvRun& run) {
+ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) void multiply_rows(const BFloat16GemvRun& run,
+                                                                          const uint64_t tokens) {
   for (uint64_t row = 0; row < run.rows; ++row) {
-    const uint16_t* weights = run.weights + row * run.columns;
-    // A row stays in the first-level cache from token to token.
-    for (uint64_t token = 0; token < run.inputs.tokens; ++token) {
-      const uint16_t* x = run.inputs.x + token * run.inputs.stride;
-      float& out = run.sums[token * run.sums_stride + row];
-      for (uint64_t begin = 0; begin < run.columns; begin += run.panel_columns) {
-        const uint64_t width = run.columns - begin < run.panel_columns ? run.columns - begin : run.panel_columns;
-        const float sum = sum_of_lanes(multiply_panel(weights + begin, x + begin, width));
-        out = begin == 0 ? sum : out + sum;
-      }
-    }
+    for (uint64_t begin = 0; begin < run.columns; begin += run.panel_columns) multiply_panel(run, row, begin, tokens);
   }
+}
+
+ZIPMOE_AVX2_CODE __attribute__((noinline)) void multiply_one_token(const BFloat16GemvRun& run) {
+  multiply_rows(run, 1);
+}
+ZIPMOE_AVX2_CODE __attribute__((noinline)) void multiply_two_tokens(const BFloat16GemvRun& run) {
+  multiply_rows(run, 2);
+}
+ZIPMOE_AVX2_CODE __attribute__((noinline)) void multiply_three_tokens(const BFloat16GemvRun& run) {
+  multiply_rows(run, 3);
 }
 
 }  // namespace
@@ -51,7 +73,13 @@ ZIPMOE_AVX2_CODE __attribute__((noinline)) void multiply_rows(const BFloat16Gemv
 ZIPMOE_AVX2_CODE void bfloat16_gemv_avx2(const BFloat16GemvRun& run) {
   const unsigned environment = _mm_getcsr();
   _mm_setcsr(kFlushDenormals);
-  multiply_rows(run);
+  if (run.inputs.tokens == 1) {
+    multiply_one_token(run);
+  } else if (run.inputs.tokens == 2) {
+    multiply_two_tokens(run);
+  } else {
+    multiply_three_tokens(run);
+  }
   _mm_setcsr(environment);
 }
 

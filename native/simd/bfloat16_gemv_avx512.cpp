@@ -11,89 +11,69 @@ namespace zipmoe::simd {
 namespace {
 
 constexpr uint64_t kBlock = 64;
-#ifndef ZIPMOE_RAWPF
-#define ZIPMOE_RAWPF 1024
-#endif
-#ifndef ZIPMOE_RAWROWS
-#define ZIPMOE_RAWROWS 1
-#endif
-constexpr uint64_t kPrefetchWeights = ZIPMOE_RAWPF;
-constexpr uint64_t kRowsAtOnce = ZIPMOE_RAWROWS;
+// Best of 512, 1024 and 2048: docs/results/fused_gemv.md.
+constexpr uint64_t kPrefetchWeights = 2048;
 
-// `rows` (1..4) and `tokens` are constants of each caller.
-ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_rows(const BFloat16GemvRun& run, uint64_t first,
-                                                                            const uint64_t rows,
-                                                                            const uint64_t tokens) {
-  const uint16_t* const weights = run.weights + first * run.columns;
+ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_block(__m512* sums, __m512i first,
+                                                                             __m512i second, const uint16_t* x,
+                                                                             uint64_t stride, const uint64_t tokens) {
+#pragma GCC unroll 3
+  for (uint64_t token = 0; token < tokens; ++token) {
+    const uint16_t* inputs = x + token * stride;
+    sums[token] = _mm512_dpbf16_ps(sums[token], (__m512bh)first, (__m512bh)_mm512_load_si512(inputs));
+    sums[token] = _mm512_dpbf16_ps(sums[token], (__m512bh)second, (__m512bh)_mm512_load_si512(inputs + 32));
+  }
+}
+
+// One row at a time: several streams a multiple of 4 KiB apart come from memory a quarter slower, although two or four
+// rows at once are half as fast again in the cache. `tokens` is a constant of each caller.
+ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_row(const BFloat16GemvRun& run, uint64_t row,
+                                                                           const uint64_t tokens) {
   const uint64_t stride = run.inputs.stride;
   for (uint64_t begin = 0; begin < run.columns; begin += run.panel_columns) {
     const uint64_t width = run.columns - begin < run.panel_columns ? run.columns - begin : run.panel_columns;
+    const uint16_t* weights = run.weights + row * run.columns + begin;
     const uint16_t* x = run.inputs.x + begin;
-    const uint16_t* w = weights + begin;
-    __m512 sums[kGemvTokensMax][4];
+    __m512 sums[kGemvTokensMax];
 #pragma GCC unroll 3
-    for (uint64_t token = 0; token < kGemvTokensMax; ++token) {
-#pragma GCC unroll 4
-      for (uint64_t row = 0; row < 4; ++row) sums[token][row] = _mm512_setzero_ps();
-    }
+    for (uint64_t token = 0; token < kGemvTokensMax; ++token) sums[token] = _mm512_setzero_ps();
     uint64_t column = 0;
     for (; column + kBlock <= width; column += kBlock) {
-#pragma GCC unroll 4
-      for (uint64_t row = 0; row < rows; ++row) {
-        const uint16_t* at = w + row * run.columns + column;
-        __builtin_prefetch(at + kPrefetchWeights);
-        __builtin_prefetch(at + kPrefetchWeights + 32);
-        const __m512bh w0 = (__m512bh)_mm512_loadu_si512(at);
-        const __m512bh w1 = (__m512bh)_mm512_loadu_si512(at + 32);
-#pragma GCC unroll 3
-        for (uint64_t token = 0; token < tokens; ++token) {
-          const uint16_t* inputs = x + token * stride + column;
-          sums[token][row] = _mm512_dpbf16_ps(sums[token][row], w0, (__m512bh)_mm512_load_si512(inputs));
-          sums[token][row] = _mm512_dpbf16_ps(sums[token][row], w1, (__m512bh)_mm512_load_si512(inputs + 32));
-        }
-      }
+      __builtin_prefetch(weights + column + kPrefetchWeights);
+      __builtin_prefetch(weights + column + kPrefetchWeights + 32);
+      multiply_block(sums, _mm512_loadu_si512(weights + column), _mm512_loadu_si512(weights + column + 32), x + column,
+                     stride, tokens);
     }
     if (column < width) {  // the padded block
       const uint64_t mask = (1ull << (width - column)) - 1;
-#pragma GCC unroll 4
-      for (uint64_t row = 0; row < rows; ++row) {
-        const uint16_t* at = w + row * run.columns + column;
-        const __m512bh w0 = (__m512bh)_mm512_maskz_loadu_epi16((__mmask32)mask, at);
-        const __m512bh w1 = (__m512bh)_mm512_maskz_loadu_epi16((__mmask32)(mask >> 32), at + 32);
-#pragma GCC unroll 3
-        for (uint64_t token = 0; token < tokens; ++token) {
-          const uint16_t* inputs = x + token * stride + column;
-          sums[token][row] = _mm512_dpbf16_ps(sums[token][row], w0, (__m512bh)_mm512_load_si512(inputs));
-          sums[token][row] = _mm512_dpbf16_ps(sums[token][row], w1, (__m512bh)_mm512_load_si512(inputs + 32));
-        }
-      }
+      multiply_block(sums, _mm512_maskz_loadu_epi16((__mmask32)mask, weights + column),
+                     _mm512_maskz_loadu_epi16((__mmask32)(mask >> 32), weights + column + 32), x + column, stride,
+                     tokens);
     }
+    const __m128 four = sum_of_lanes(sums[0], sums[1], sums[2], sums[0]);
+    alignas(16) float panel[4];
+    _mm_store_ps(panel, four);
 #pragma GCC unroll 3
     for (uint64_t token = 0; token < tokens; ++token) {
-      float* out = run.sums + token * run.sums_stride + first;
-      __m128 four = sum_of_lanes(sums[token][0], sums[token][1], sums[token][2], sums[token][3]);
-      const __mmask8 written = (__mmask8)((1u << rows) - 1);
-      if (begin != 0) four = _mm_add_ps(_mm_maskz_loadu_ps(written, out), four);
-      _mm_mask_storeu_ps(out, written, four);
+      float& out = run.sums[token * run.sums_stride + row];
+      out = begin == 0 ? panel[token] : out + panel[token];
     }
   }
 }
 
-ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_all_rows(const BFloat16GemvRun& run,
-                                                                                const uint64_t tokens) {
-  uint64_t row = 0;
-  for (; row + kRowsAtOnce <= run.rows; row += kRowsAtOnce) multiply_rows(run, row, kRowsAtOnce, tokens);
-  for (; row < run.rows; ++row) multiply_rows(run, row, 1, tokens);
+ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_rows(const BFloat16GemvRun& run,
+                                                                            const uint64_t tokens) {
+  for (uint64_t row = 0; row < run.rows; ++row) multiply_row(run, row, tokens);
 }
 
 ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_one_token(const BFloat16GemvRun& run) {
-  multiply_all_rows(run, 1);
+  multiply_rows(run, 1);
 }
 ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_two_tokens(const BFloat16GemvRun& run) {
-  multiply_all_rows(run, 2);
+  multiply_rows(run, 2);
 }
 ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_three_tokens(const BFloat16GemvRun& run) {
-  multiply_all_rows(run, 3);
+  multiply_rows(run, 3);
 }
 
 }  // namespace

@@ -11,10 +11,9 @@ namespace zipmoe::simd {
 namespace {
 
 constexpr uint64_t kBlockBytes = kFx3GroupRows * kFx3RecordBytes;
-#ifndef ZIPMOE_PF
-#define ZIPMOE_PF 8
-#endif
-constexpr uint64_t kPrefetchBytes = ZIPMOE_PF * kBlockBytes;
+// Hardware prefetchers stop at page borders. Of 2, 4, 8, 12, 16 and 32 blocks ahead this was best with two cores, and
+// within 3 % of the best (16) with one: docs/results/fused_gemv.md.
+constexpr uint64_t kPrefetchBytes = 12 * kBlockBytes;
 
 ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) __m512 multiply(__m512 sums, const Fx3Weights512& weights,
                                                                          __m512i first, __m512i second) {

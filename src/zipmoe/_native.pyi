@@ -48,6 +48,65 @@ def recombine(
 ) -> None: ...
 def xxh3_64(bytes: npt.NDArray[np.uint8]) -> int: ...
 
+# --- computing (native/bindings/compute_bindings.cpp) ---
+
+GEMV_TOKENS_MAX: int
+
+def gemv_instruction_set(instruction_set: str = "") -> str: ...
+
+class ComputeThreads:
+    def __init__(self, threads: int, spin_microseconds: int = 50) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class GatedActivation:
+    def __init__(
+        self,
+        function: str,
+        layout: str,
+        *,
+        sigmoid_scale: float = 1.0,
+        limit: float = ...,
+        limit_activated: bool = False,
+        up_offset: float = 0.0,
+    ) -> None: ...
+    def apply(self, values: npt.NDArray[np.uint16], out: npt.NDArray[np.uint16]) -> None: ...
+
+def activate(function: str, sigmoid_scale: float, values: npt.NDArray[np.float32]) -> None: ...
+def fx3_gemv(
+    section: npt.NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    x: npt.NDArray[np.uint16],
+    out: npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+    threads: ComputeThreads,
+    *,
+    bias: npt.NDArray[np.uint16] | None = None,
+    instruction_set: str = "",
+) -> None: ...
+def bfloat16_gemv(
+    weights: npt.NDArray[np.uint16],
+    x: npt.NDArray[np.uint16],
+    out: npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+    threads: ComputeThreads,
+    *,
+    bias: npt.NDArray[np.uint16] | None = None,
+    instruction_set: str = "",
+) -> None: ...
+def compute_experts(
+    experts: Sequence[
+        tuple[
+            Sequence[tuple[npt.NDArray[np.uint8] | npt.NDArray[np.uint16], int, int, npt.NDArray[np.uint16] | None]],
+            npt.NDArray[np.uint16],
+            npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+        ]
+    ],
+    activation: GatedActivation,
+    threads: ComputeThreads,
+    *,
+    instruction_set: str = "",
+) -> None: ...
+
 # --- engine (native/bindings/engine_bindings.cpp) ---
 
 class RecordError(Exception):

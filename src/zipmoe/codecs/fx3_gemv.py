@@ -1,7 +1,7 @@
 """y = W x in the canonical order of accumulation: NumPy reference and oracle of the kernels (docs/compute.md).
 
-The order is a promise: every instruction set and number of threads gives these bits. Per row, token and panel of columns
-there are 16 float32 lanes. For every 32 columns lane i takes ``fma(w[2i + 1], x[2i + 1], lane)`` and then
+The order is a promise: every instruction set and number of threads gives these bits. Per row, token and panel of
+columns there are 16 float32 lanes. For every 32 columns lane i takes ``fma(w[2i + 1], x[2i + 1], lane)`` and then
 ``fma(w[2i], x[2i], lane)``. At the end of a panel lanes are added 8, 4, 2, 1 apart, and panels are added in order.
 Denormal inputs count as zeros, and results that are tiny after rounding become zeros, both keeping their sign.
 
