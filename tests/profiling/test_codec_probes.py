@@ -11,7 +11,7 @@ import pytest
 from zipmoe import _native
 from zipmoe.codecs.registry import codec_names
 from zipmoe.errors import CorruptRecordError, TruncatedShardError
-from zipmoe.profiling.codec_probes import codec_memory_bytes, codec_probes, encode_sample
+from zipmoe.profiling.codec_probes import BETWEEN_PRODUCTS, codec_memory_bytes, codec_probes, encode_sample
 from zipmoe.profiling.expert_sample import SampleMatrix, most_common_kind, read_sample
 from zipmoe.profiling.measure import exponent_ratios, worker_counts
 from zipmoe.profiling.memory_probes import memory_probes
@@ -97,7 +97,8 @@ def test_every_step_runs_and_counts_its_bytes(zstd_folder: PackedFolder) -> None
     probes = codec_probes(encoded, sample, (1, 2), memory)
     weights = sum(matrix.weights.size for matrix in sample)
     assert {(probe.step, probe.workers) for probe in probes} == {
-        (step, count) for step in ("decompress", "decode", "recombine") for count in (1, 2)
+        *((step, count) for step in ("decompress", "decode", "recombine") for count in (1, 2)),
+        (BETWEEN_PRODUCTS, 2),
     }
     assert len({probe.label for probe in probes}) == len(probes)
     for probe in probes:
