@@ -6,8 +6,9 @@
 
 For every budget: ``zipmoe plan`` chooses from the trace; then the chosen partition, the pure ones and mixes of two
 pools (a coarse grid of the planner's own) run in turn, round after round, each as a process of its own with
-``zipmoe run``. With ``--tools`` they run under ``limit-run``, whose limit includes page cache (benchmarks/README.md).
-Time per token is the median over the rounds. The table goes to docs/results, the raw figures beside it as JSON.
+``zipmoe run``; after the first round the chosen one and the fastest only. With ``--tools`` they run under
+``limit-run``, whose limit includes page cache (benchmarks/README.md). Time per token is the median over the rounds.
+The table goes to docs/results, the raw figures beside it as JSON.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from zipmoe.planning.partition import ExpertBytes, parse_pools, partition_grid
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 TOPICS = 64
+LEADERS = 4
+"""Partitions that are measured in every round, the chosen one beside them."""
 Slots = tuple[int, int, int, int]
 
 
@@ -66,7 +69,8 @@ class Sweep:
 
     def plan(self, memory: str, slots: str | None = None) -> dict[str, Any]:
         """What ``zipmoe plan`` says: its choice, or the forecast for given slots."""
-        arguments = ["plan", str(self.options.folder), "--memory", memory, "--json"]
+        tokens = self.options.prompt_tokens + self.options.new_tokens
+        arguments = ["plan", str(self.options.folder), "--memory", memory, "--json", "--context-tokens", str(tokens)]
         if self.options.trace is not None:
             arguments += ["--trace", str(self.options.trace)]
         if slots is not None:
@@ -127,8 +131,11 @@ def _slots(plan: dict[str, int]) -> Slots:
 def measure(sweep: Sweep, memory: str, rounds: int) -> dict[str, Any]:
     """Sweep one budget."""
     chosen, candidates = partitions(sweep, memory)
-    for _ in range(rounds):
-        for partition in tqdm(candidates, desc=memory, disable=not sys.stderr.isatty()):
+    for number in range(rounds):
+        # The first round measures everything; who is far from the best by then is not measured again.
+        leaders = sorted(candidates, key=lambda partition: partition.measured_seconds)[:LEADERS] if number else []
+        again = [candidates[0], *(leader for leader in leaders if leader is not candidates[0])]
+        for partition in tqdm(again if number else candidates, desc=memory, disable=not sys.stderr.isatty()):
             sweep.run(memory, partition)
     best = min(candidates, key=lambda partition: partition.measured_seconds)
     if len(set().union(*(partition.tokens for partition in candidates))) != 1:
