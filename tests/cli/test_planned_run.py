@@ -55,12 +55,12 @@ def test_without_a_profile_there_is_one_pool_and_a_line_that_says_so(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, out, err = _run(capsys, "run", folder, "--memory", "8GB", *GENERATE)
     assert code == 0, err
-    assert "policy lru" in json.loads(out)["mode"]
+    assert "policy zipmoe" in json.loads(out)["mode"]
     (line,) = [line for line in err.splitlines() if line.startswith("note: ")]
     assert f"zipmoe profile {folder}" in line
     code, out, err = _run(capsys, "run", folder, "--memory", "8GB", "--pools", "none", *GENERATE)
     assert code == 0, err
-    assert "policy lru" in json.loads(out)["mode"]
+    assert "policy zipmoe" in json.loads(out)["mode"]
     assert "note: " not in err
     assert list(tmp_path.iterdir()) == []
 
@@ -74,7 +74,7 @@ def test_a_stale_profile_is_not_planned_with(
     monkeypatch.setattr(measure, "__version__", "99.0")
     code, out, err = _run(capsys, "run", folder, "--memory", "8GB", *GENERATE)
     assert code == 0, err
-    assert "policy lru" in json.loads(out)["mode"]
+    assert "policy zipmoe" in json.loads(out)["mode"]
     assert "is not used: it was measured by ZipMoE" in err
 
 
@@ -118,7 +118,7 @@ def test_from_pretrained_plans_when_asked_to(folder: Path) -> None:
         assert "pools planned with the profile of" in planned.zipmoe_mode_line()
     default = zipmoe.load(folder, quantization_config=zipmoe.ZipMoEConfig(memory="8GB"))
     with default.zipmoe_engine:
-        assert "policy lru" in default.zipmoe_mode_line()
+        assert "policy zipmoe" in default.zipmoe_mode_line()
 
 
 @pytest.mark.usefixtures("measured")

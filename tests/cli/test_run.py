@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def expected(talking_source: Path) -> tuple[list[int], str]:
 @pytest.mark.parametrize(
     "options",
     [[], ["--exact"], ["--exact", "--combine", "eager"], ["--pools", "F=1,C=2"], ["--io", "buffered"]],
-    ids=["fast", "exact", "eager", "pools", "buffered"],
+    ids=["default", "exact", "eager", "pools", "buffered"],
 )
 def test_tokens_and_text_of_plain_transformers(
     talking_packed: Path, expected: tuple[list[int], str], options: list[str], capsys: pytest.CaptureFixture[str]
@@ -56,9 +57,8 @@ def test_tokens_and_text_of_plain_transformers(
     assert statistics["tokens"] == 12
     assert statistics["ttft_seconds"] > 0
     assert statistics["hits"] + statistics["misses"] > 0
-    mode = "exact" if "--exact" in options else "fast"
     for piece in (
-        f"mode {mode}",
+        "mode exact",  # of the option, or of the environment that the tests set
         "codec fx3",
         "budget 8.00 GB",
         "reads",
@@ -72,6 +72,16 @@ def test_tokens_and_text_of_plain_transformers(
     if "eager" not in options:
         assert out.strip() == expected[1].strip()
     assert re.search(r"TTFT .* TPOT .* hit rate .* per token.* peak memory", err)
+
+
+def test_fast_is_the_default(talking_packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.delenv("ZIPMOE_MODE")
+    arguments = [talking_packed, "--memory", "8GB", "--prompt", PROMPT, "--max-new-tokens", 3, "--ignore-eos", "--json"]
+    code, out, _ = _run(capsys, *arguments)
+    result = json.loads(out)
+    assert (code, len(result["tokens"])) == (0, 3)
+    assert "mode fast (fused kernels up to 3 rows)" in result["mode"]
+    assert result["statistics"]["compute_seconds"] > 0
 
 
 def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
