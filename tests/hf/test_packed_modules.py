@@ -19,6 +19,8 @@ from zipmoe.hf.packed_module import pack_module
 class MatrixEngine:
     """Serves dense matrices from a dict, tile by tile through one scratch buffer."""
 
+    fused = None
+
     def __init__(self, matrices, tile_rows=None):
         self.matrices = matrices
         self.tile_rows = tile_rows
