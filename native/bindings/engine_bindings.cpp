@@ -212,9 +212,11 @@ void feed_forward(const ProcessBoundEngine& self, uint32_t record, const ExpertN
 }
 
 // One request from its beginning to its end: the rows offsets[i] .. offsets[i + 1] - 1 of x go through the network of
-// records[i], experts in the order in which they become resident.
+// records[i], experts in the order in which they become resident. `begun`: begin_request() was called with these
+// records and tokens before.
 void feed_forward_request(const ProcessBoundEngine& self, const std::vector<uint32_t>& records,
-                          const std::vector<uint32_t>& tokens, const ExpertNetwork& network, Words2 x, OutWords2 out) {
+                          const std::vector<uint32_t>& tokens, const ExpertNetwork& network, Words2 x, OutWords2 out,
+                          bool begun) {
   if (tokens.size() != records.size()) throw std::invalid_argument("every expert needs its number of rows");
   std::vector<uint64_t> offsets{0};
   for (const uint32_t count : tokens) offsets.push_back(offsets.back() + count);
@@ -231,7 +233,7 @@ void feed_forward_request(const ProcessBoundEngine& self, const std::vector<uint
       engine.end_request();
     }
   };
-  {
+  if (!begun) {
     nb::gil_scoped_release release;
     engine.begin_request(records, HandOutOrder::as_available, tokens);
   }
@@ -402,6 +404,9 @@ void bind_engine(nb::module_& module) {
           "records"_a, "ascending"_a, "tokens"_a = std::vector<uint32_t>(), "tokens: routed to each record, or none.")
       .def("next_expert", &next_expert, "Position of the next resident record in the request's list, or None.")
       .def("end_request", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().end_request(); }); })
+      .def(
+          "abandon_request", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().abandon_request(); }); },
+          "Ends a request that is not needed after all: it is not counted.")
       .def("decode", &decode, "record"_a, "matrix"_a, "row_begin"_a, "row_end"_a, "out"_a)
       .def("decode_to_scratch", &decode_to_scratch, "record"_a, "matrix"_a, "row_begin"_a, "row_end"_a, "scratch"_a)
       .def("multiply", &multiply, "blocks"_a, "x"_a.noconvert(), "out"_a.noconvert(), "bias"_a.noconvert() = nb::none(),
@@ -409,8 +414,9 @@ void bind_engine(nb::module_& module) {
       .def("feed_forward", &feed_forward, "record"_a, "network"_a, "x"_a.noconvert(), "out"_a.noconvert(),
            "The network of the expert that was handed out last, on BF16 patterns [tokens, hidden].")
       .def("feed_forward_request", &feed_forward_request, "records"_a, "tokens"_a, "network"_a, "x"_a.noconvert(),
-           "out"_a.noconvert(),
-           "A whole request: tokens[i] rows of x (BF16 patterns, in the order of the records) through each expert.")
+           "out"_a.noconvert(), "begun"_a = false,
+           "A whole request: tokens[i] rows of x (BF16 patterns, in the order of the records) through each expert. "
+           "begun: begin_request was called with them, as available, and nothing was handed out.")
       .def("gather", &gather, "blocks"_a, "rows"_a, "out"_a)
       .def("scratch", &scratch, "index"_a, "The scratch buffer as uint16 array, without copying.")
       .def(

@@ -226,10 +226,19 @@ void Engine::end_request() {
   account_request();
 }
 
+void Engine::abandon_request() {
+  std::lock_guard lock(mutex_);
+  drop_request();
+}
+
 void Engine::account_request() {
   if (!request_) return;
   counters_ = with_request(counters_);
   counters_.requests += 1;
+  drop_request();
+}
+
+void Engine::drop_request() {
   pooled_request_ = nullptr;
   request_.reset();
   handed_out_.reset();

@@ -103,6 +103,8 @@ class Engine {
   RequestStep next_expert(std::chrono::milliseconds timeout);
   // Ends the open request, if there is one.
   void end_request();
+  // The same for a request that turned out not to be needed: it counts neither as a request nor as hits and misses.
+  void abandon_request();
 
   // Decodes rows row_begin .. row_end - 1 of a matrix into a buffer of at least that many weights. The record must be
   // dense and loaded, or handed out by the open request.
@@ -160,6 +162,7 @@ class Engine {
   EngineCounters with_parts(EngineCounters counted) const;
   EngineCounters with_request(EngineCounters counted) const;
   void account_request();
+  void drop_request();
   MatrixView readable_view(RecordIndex record, uint32_t matrix) const;
   template <typename Decode>
   void count_decoding(RecordIndex record, uint64_t weights, Decode decode);
@@ -175,8 +178,8 @@ class Engine {
   std::unique_ptr<ExpertCache> cache_;  // without pools
   std::unique_ptr<RowDecoder> decoder_;
   std::unique_ptr<ComputeThreads> compute_threads_;  // of a codec with fused kernels
-  std::unique_ptr<DecompressAhead> ahead_;  // with exponent buffers; before the loader, whose threads call it
-  std::unique_ptr<DenseRecords> dense_;     // before the loader, which reads to there
+  std::unique_ptr<DecompressAhead> ahead_;           // with exponent buffers; before the loader, whose threads call it
+  std::unique_ptr<DenseRecords> dense_;              // before the loader, which reads to there
   std::unique_ptr<RecordLoader> loader_;
   std::unique_ptr<PoolMemory> pool_memory_;            // instead of the cache
   std::vector<std::unique_ptr<LayerPools>> dispatch_;  // by group

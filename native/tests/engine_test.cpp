@@ -55,6 +55,33 @@ void test_requests_hand_out_hits_first_and_each_expert_once() {
   }
 }
 
+void test_dense_records_are_used_during_a_request_and_an_abandoned_one_is_not_counted() {
+  const PackedModel model("fx3", 10, 1);
+  Engine engine(model.table(), model.options(3));
+  load_dense(engine);
+  const RecordIndex dense = 10;
+  const auto check_dense = [&] {
+    const std::vector<uint16_t>& expected = model.weights(dense, 0);
+    std::vector<uint16_t> decoded(expected.size());
+    engine.decode(dense, 0, 0, 100, decoded);
+    CHECK(decoded == expected);
+  };
+  engine.abandon_request();  // there is none
+  run_request(engine, model, {0, 1, 2});
+  for (uint32_t handed_out = 0; handed_out < 3; ++handed_out) {
+    engine.begin_request({1, 5, 6, 7}, HandOutOrder::as_available);
+    check_dense();
+    for (uint32_t i = 0; i < handed_out; ++i) engine.next_expert(1000ms);
+    engine.abandon_request();
+    check_dense();
+    const EngineCounters counters = engine.counters();
+    CHECK(counters.requests == 1 && counters.hits == 0 && counters.misses == 3);
+  }
+  CHECK(run_request(engine, model, {5, 6, 7, 8}).size() == 4);
+  const EngineCounters counters = engine.counters();
+  CHECK(counters.requests == 2 && counters.hits + counters.misses == 7);
+}
+
 void test_more_experts_than_slots_and_ascending_order() {
   for (const uint32_t slots : {1U, 2U, 3U, 5U}) {
     const PackedModel model("fx3", 12, 1);
@@ -356,6 +383,7 @@ void test_callers_in_several_threads_get_whole_results() {
 
 int main() {
   zipmoe::test_requests_hand_out_hits_first_and_each_expert_once();
+  zipmoe::test_dense_records_are_used_during_a_request_and_an_abandoned_one_is_not_counted();
   zipmoe::test_more_experts_than_slots_and_ascending_order();
   zipmoe::test_ascending_request_whose_hits_hold_every_slot();
   zipmoe::test_decoding_is_the_same_on_any_number_of_threads();

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-# --- codecs (native/bindings/codec_bindings.cpp) ---
+# -- - codecs(native / bindings / codec_bindings.cpp) -- -
 
 class CodecDescription:
     @property
@@ -48,7 +48,7 @@ def recombine(
 ) -> None: ...
 def xxh3_64(bytes: npt.NDArray[np.uint8]) -> int: ...
 
-# --- computing (native/bindings/compute_bindings.cpp) ---
+# -- - computing(native / bindings / compute_bindings.cpp) -- -
 
 GEMV_TOKENS_MAX: int
 
@@ -107,7 +107,7 @@ def compute_experts(
     instruction_set: str = "",
 ) -> None: ...
 
-# --- engine (native/bindings/engine_bindings.cpp) ---
+# -- - engine(native / bindings / engine_bindings.cpp) -- -
 
 class RecordError(Exception):
     """args: fault ("read_failed", "truncated", "checksum_mismatch", "invalid_encoding"), record number, message."""
@@ -175,6 +175,7 @@ class Engine:
     def begin_request(self, records: Sequence[int], ascending: bool, tokens: Sequence[int] = ...) -> None: ...
     def next_expert(self) -> int | None: ...
     def end_request(self) -> None: ...
+    def abandon_request(self) -> None: ...
     def decode(self, record: int, matrix: int, row_begin: int, row_end: int, out: npt.NDArray[np.uint16]) -> None: ...
     def decode_to_scratch(self, record: int, matrix: int, row_begin: int, row_end: int, scratch: int) -> None: ...
     def gather(self, blocks: Sequence[int], rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint16]) -> None: ...
@@ -195,6 +196,7 @@ class Engine:
         network: ExpertNetwork,
         x: npt.NDArray[np.uint16],
         out: npt.NDArray[np.uint16],
+        begun: bool = False,
     ) -> None: ...
     def scratch(self, index: int) -> npt.NDArray[np.uint16]: ...
     def resize_pool(self, size_class: int, slots: int) -> None: ...
@@ -210,7 +212,7 @@ class Engine:
     def counters(self) -> dict[str, int | float]: ...
     def close(self) -> None: ...
 
-# --- cache policies (native/bindings/cache_bindings.cpp) ---
+# -- - cache policies(native / bindings / cache_bindings.cpp) -- -
 
 def cache_policies() -> list[str]: ...
 
@@ -235,7 +237,7 @@ class LayerPools:
     @property
     def tolerance(self) -> float: ...
 
-# --- profiler (native/bindings/profile_bindings.cpp) ---
+# -- - profiler(native / bindings / profile_bindings.cpp) -- -
 
 class TimedReads:
     def __init__(self, paths: Sequence[str], mode: str, depth: int) -> None: ...
@@ -298,7 +300,7 @@ def drop_cached_pages(path: str, ranges: Sequence[tuple[int, int]]) -> None: ...
 def cached_bytes(path: str, offset: int, length: int) -> int: ...
 def library_version(codec: str) -> str: ...
 
-# --- scheduler (native/bindings/schedule_bindings.cpp, docs/scheduling.md) ---
+# -- - scheduler(native / bindings / schedule_bindings.cpp, docs / scheduling.md) -- -
 
 class LayerSchedule:
     """A layer's schedule on the machine model; tasks by position in the arguments; times in seconds."""

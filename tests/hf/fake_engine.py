@@ -19,8 +19,20 @@ from zipmoe.store.packed_folder import PackedFolder
 from zipmoe.store.record_encoder import decode_matrix
 
 
+class FakeEarlyRequest:
+    """Refuses every request that is begun early."""
+
+    def begin(
+        self, group: ExpertGroup, expert_ids: Sequence[int], *, ascending: bool = False, tokens: Sequence[int] = ()
+    ) -> bool:
+        assert len(set(expert_ids)) == len(expert_ids)
+        assert not (ascending and tokens)
+        return False
+
+
 class FakeEngine:
     fused = None
+    early = FakeEarlyRequest()
 
     def __init__(self, folder: PackedFolder, *, shuffle: bool = True) -> None:
         self.folder = folder

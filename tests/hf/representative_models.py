@@ -60,6 +60,19 @@ def _qwen2_moe() -> Any:
     )
 
 
+def _ernie4_5_moe() -> Any:
+    settings = {k: v for k, v in COMMON.items() if k != "head_dim"}
+    return transformers.Ernie4_5_MoeConfig(
+        **settings,
+        intermediate_size=96,
+        moe_intermediate_size=48,
+        moe_num_experts=8,
+        moe_k=3,
+        moe_num_shared_experts=1,
+        moe_layer_start_index=0,
+    )
+
+
 def _gpt_oss() -> Any:
     layers = ["sliding_attention", "full_attention"]
     return transformers.GptOssConfig(
@@ -186,6 +199,7 @@ TINY_MODELS: dict[str, TinyModel] = {
     "mixtral": TinyModel("MixtralForCausalLM", _mixtral),
     "mixtral_tied": TinyModel("MixtralForCausalLM", lambda: _mixtral(tie_word_embeddings=True)),
     "qwen2_moe": TinyModel("Qwen2MoeForCausalLM", _qwen2_moe),
+    "ernie4_5_moe": TinyModel("Ernie4_5_MoeForCausalLM", _ernie4_5_moe),
     "gpt_oss": TinyModel("GptOssForCausalLM", _gpt_oss),
     "deepseek_v3": TinyModel("DeepseekV3ForCausalLM", _deepseek_v3),
     "jamba": TinyModel("JambaForCausalLM", _jamba),

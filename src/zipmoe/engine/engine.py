@@ -18,6 +18,7 @@ from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS, DEFAULT_POLICY, 
 from zipmoe.engine.decoded_tensors import DecodedTensors
 from zipmoe.engine.dense_loading import load_dense
 from zipmoe.engine.dense_tiles import DenseTiles
+from zipmoe.engine.early_request import EarlyRequest
 from zipmoe.engine.exclusive_access import ExclusiveAccess
 from zipmoe.engine.expert_request import ExpertRequest
 from zipmoe.engine.fused_compute import FusedCompute
@@ -30,11 +31,7 @@ from zipmoe.engine.record_catalogue import GroupHandle, RecordCatalogue
 from zipmoe.engine.record_errors import named_record_errors, open_error
 from zipmoe.engine.rows_on_demand import RowsOnDemand
 from zipmoe.engine.statistics import Statistics
-from zipmoe.errors import (
-    BudgetExceededError,
-    InvalidArgumentError,
-    UnsupportedOperationError,
-)
+from zipmoe.errors import BudgetExceededError, InvalidArgumentError, UnsupportedOperationError
 from zipmoe.store.packed_folder import PackedFolder
 
 DEFAULT_IO_THREADS = 4
@@ -64,6 +61,9 @@ class Engine:
     Usable from several threads: a request or an iteration over tiles holds the engine until it ends, others wait. One
     engine belongs to one process and cannot be copied.
     """
+
+    request_observer: Callable[[str, Sequence[int]], None] | None = None
+    """Called with the group's path and the ids of every request, while somebody records routing."""
 
     def __init__(
         self,
@@ -117,8 +117,8 @@ class Engine:
         self._process = os.getpid()
         self._access = ExclusiveAccess()
         self._request: ExpertRequest | None = None
-        self.request_observer: Callable[[str, Sequence[int]], None] | None = None
-        """Called with the group's path and the ids of every request, while somebody records routing."""
+        self.early = EarlyRequest(self)
+        """The request to come, if it is known before its experts are needed."""
         self._decode_threads = _positive("decode_threads", decode_threads, len(os.sched_getaffinity(0)))
         self._io_threads = _positive("io_threads", io_threads, DEFAULT_IO_THREADS)
         self._verify = _one_of("verify", verify, VERIFY_MODES)
@@ -420,6 +420,7 @@ class Engine:
         return self.budget.free_bytes + self.budget.reserved(EXPERT_POOL) - self._pool_floor_bytes
 
     def _resize_pool(self, reservation_bytes: int) -> None:
+        self.early.cancel()
         if self._pools is not None:
             slots = self._pools.slots_within(reservation_bytes)
             if [list(group.experts) for group in slots] != self._native.pool_slots:
@@ -475,6 +476,7 @@ class Engine:
         with self._access:
             self._closed = True
             self._request = None
+            self.early.cancel()
             self._native.close()
 
     def __enter__(self) -> Self:

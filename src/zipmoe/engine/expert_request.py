@@ -40,11 +40,11 @@ class ExpertRequest:
             engine._require_usable()  # it may have been closed while this thread waited
             if engine._request is not None:
                 raise UnsupportedOperationError("this thread has a request open already: end it first")
-            engine._decoded.settle()
-            records = self.group.records
             engine._request = self
-            wanted = [records[expert_id] for expert_id in self._expert_ids]
-            engine._native.begin_request(wanted, self._ascending, self._tokens)
+            if not engine.early.take(self.group, self._expert_ids, self._ascending, self._tokens):
+                engine._decoded.settle()
+                wanted = [self.group.records[expert_id] for expert_id in self._expert_ids]
+                engine._native.begin_request(wanted, self._ascending, self._tokens)
         except BaseException:
             # Ctrl-C may strike between any two of these steps: no request may stay open that nobody would end.
             self._end()

@@ -105,12 +105,19 @@ class FusedCompute:
         with engine._exclusive():
             if engine._request is not None:
                 raise UnsupportedOperationError("this thread has a request open already: end it first")
-            engine._decoded.settle()
             if engine.request_observer is not None:
                 engine.request_observer(group.path, expert_ids)
+            counts = list(tokens)
             records = [group.records[expert_id] for expert_id in expert_ids]
-            with named_record_errors(engine._catalogue):
-                engine._native.feed_forward_request(records, list(tokens), network, _words(x), _words(out))
+            try:
+                begun = engine.early.take(group, list(expert_ids), False, counts)
+                if not begun:
+                    engine._decoded.settle()
+                with named_record_errors(engine._catalogue):
+                    engine._native.feed_forward_request(records, counts, network, _words(x), _words(out), begun)
+            except BaseException:
+                engine._native.end_request()  # one that was begun early and not ended by the call
+                raise
         return out
 
 

@@ -40,6 +40,7 @@ _LOADING_ATTRIBUTES = (
     "policy",
     "half_life_steps",
     "embedding",
+    "early_routing",
 )
 
 
@@ -71,6 +72,8 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             Default: that of ``PoolSettings``, else 16.
         embedding: where tables are kept that are only looked up: ``"on-demand"`` (default: on disk, and the rows of
             the tokens at hand are read, which leaves more memory to experts) or ``"resident"``.
+        early_routing: where a block computes its shared expert before it routes, ask the router first, so that experts
+            are read meanwhile. Results do not depend on it.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
@@ -94,6 +97,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         policy: str | None = None,
         half_life_steps: float | None = None,
         embedding: str = "on-demand",
+        early_routing: bool = True,
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
         **unknown: Any,
@@ -127,6 +131,9 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.policy = checked_policy(policy) if policy is not None else None
         self.half_life_steps = checked_half_life(half_life_steps) if half_life_steps is not None else None
         self.embedding = _one_of("embedding", embedding, EMBEDDING_PLACES)
+        if not isinstance(early_routing, bool):
+            raise InvalidArgumentError(f"early_routing is {early_routing!r}", hint="give True or False")
+        self.early_routing = early_routing
         if mode is not None:
             _one_of("mode", mode, MODES)
 

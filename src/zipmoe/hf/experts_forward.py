@@ -15,10 +15,12 @@ from torch.nn import functional
 
 from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
 from zipmoe.hf.combine_order import CombineOrder, combine_order
+from zipmoe.hf.early_routing import EarlyRouting
 from zipmoe.hf.engine_slot import refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertSource
 from zipmoe.hf.fused_experts import fused_experts
 from zipmoe.hf.packed_experts import PackedExperts
+from zipmoe.hf.routing import Routing
 
 
 class PackedInterfaceExperts(PackedExperts):
@@ -31,6 +33,7 @@ class PackedInterfaceExperts(PackedExperts):
     has_post_expert_norm: bool
     is_transposed: bool
     act_fn: Callable[[torch.Tensor], torch.Tensor]
+    _zipmoe_early: EarlyRouting | None = None
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -51,24 +54,21 @@ def _forward_grouped(
 ) -> torch.Tensor:
     tokens = hidden_states.size(0)
     top_k = top_k_index.size(-1)
-    expert_of_position = top_k_index.reshape(-1)
     weights = top_k_weights.reshape(-1)
-    sorted_experts, positions = torch.sort(expert_of_position, stable=True)
-    experts, counts = torch.unique_consecutive(sorted_experts, return_counts=True)
-    rows = dict(zip(experts.tolist(), torch.split(positions, counts.tolist()), strict=True))
-    # Ids outside the range mean "no expert" (padding of expert parallelism): their terms are zero.
-    needed = [expert for expert in rows if 0 <= expert < self.num_experts]
+    routing = _routing(self, top_k_index)
     fused = fused_experts(self, hidden_states)
-    if fused is not None and len(needed) == len(rows) and max(counts.tolist()) <= FUSED_ROWS_MAX:
-        outputs = fused.all(needed, counts.tolist(), hidden_states[positions // top_k])
+    if fused is not None and routing.complete and max(routing.tokens, default=0) <= FUSED_ROWS_MAX:
+        positions = routing.positions
+        outputs = fused.all(routing.experts, routing.tokens, hidden_states[positions // top_k])
         outputs = outputs * weights[positions].unsqueeze(-1)
         in_order = torch.empty_like(outputs)
         in_order[positions] = outputs
         return in_order.view(tokens, top_k, -1).sum(dim=1).to(hidden_states.dtype)
-    allocate = torch.empty if len(needed) == len(rows) else torch.zeros
+    allocate = torch.empty if routing.complete else torch.zeros
     terms: torch.Tensor | None = None
     source = self._zipmoe_source
-    with source.request(needed, [len(rows[expert]) for expert in needed]) as request:
+    rows = routing.rows()
+    with source.request(routing.experts, routing.tokens) as request:
         for expert in request:
             at = rows[expert]
             inputs = hidden_states[at // top_k]
@@ -101,11 +101,16 @@ def _project(self: Any, source: ExpertSource, expert: int, name: str, rows: torc
     return output
 
 
+def _routing(self: PackedInterfaceExperts, top_k_index: torch.Tensor) -> Routing:
+    """What ``top_k_index`` says, which may be known from early routing."""
+    early = None if self._zipmoe_early is None else self._zipmoe_early.take_routing(top_k_index)
+    return early if early is not None else Routing(top_k_index, self.num_experts)
+
+
 def _forward_eager(
     self: PackedInterfaceExperts, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    experts = [expert for expert in torch.unique(top_k_index).tolist() if 0 <= expert < self.num_experts]
-    with self._zipmoe_source.walk(experts):
+    with self._zipmoe_source.walk(_routing(self, top_k_index).experts):
         return eager_forward(self)(self, hidden_states, top_k_index, top_k_weights)
 
 

@@ -25,6 +25,7 @@ from zipmoe.hf.engine_opening import open_engine
 from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
 from zipmoe.hf.model_guards import guard_model
 from zipmoe.hf.packed_tree import replace_packed_parameters
+from zipmoe.hf.router_discovery import discover_routers
 from zipmoe.store.manifest import MANIFEST_NAME, RECORD_PREFIX
 from zipmoe.store.packed_folder import PackedFolder
 
@@ -105,6 +106,8 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
                 del module.config._is_quantized
         guard_model(model, self._folder, self._slot.engine, self.quantization_config.resolved_mode())
         watch_budget(model, self._slot.engine)
+        if self.quantization_config.early_routing:
+            discover_routers(model)
         return model
 
     def is_serializable(self) -> bool:
