@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -26,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_document import add_result_options, this_machine, write_results
 from tqdm import tqdm
 
 from zipmoe.planning.partition import ExpertBytes, parse_pools, partition_grid
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
 TOPICS = 64
 LEADERS = 4
 """Partitions that are measured in every round, the chosen one beside them."""
@@ -203,17 +202,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7, help="of the prompt")
     parser.add_argument("--tools", type=Path, help="folder of limit-run, to run under a limit that includes page cache")
     parser.add_argument("--prefix", default="", help="words put before every measured command, e.g. 'taskset -c 0,1'")
-    parser.add_argument("--name", default="partition_sweep", help="of the files in docs/results")
+    add_result_options(parser, "partition_sweep")
     options = parser.parse_args()
     sweep = Sweep(options)
     budgets = []
     for memory in options.memory:
         budgets.append(measure(sweep, memory, options.rounds))
         print(table(budgets[-1:]), flush=True)
-        machine = {"cores": os.cpu_count(), "machine": os.uname().machine, "kernel": os.uname().release}
-        value = {"machine": machine, "folder": options.folder.name, "rounds": options.rounds, "budgets": budgets}
-        RESULTS.joinpath(f"{options.name}.json").write_text(json.dumps(value, indent=1) + "\n")
-        RESULTS.joinpath(f"{options.name}_table.md").write_text(table(budgets))
+        report = {
+            "machine": this_machine(),
+            "folder": options.folder.name,
+            "rounds": options.rounds,
+            "budgets": budgets,
+        }
+        write_results(options.json, options.document, "Is the planner right?", report, table(budgets))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.engine.io_backend import choose_io_backend
 from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.mode_line import EngineMode
+from zipmoe.engine.option_checks import one_of, positive
 from zipmoe.engine.pool_memory_plan import PoolMemoryPlan, native_pools, pool_line
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.engine.record_catalogue import GroupHandle, RecordCatalogue
@@ -39,20 +40,6 @@ DEFAULT_IO_THREADS = 4
 DECODED_TENSORS = "decoded tensors in use"
 VERIFY_MODES = ("always", "first", "never")
 IO_MODES = ("auto", "buffered")
-
-
-def _positive(name: str, value: int | None, default: int) -> int:
-    if value is None:
-        return default
-    if value < 1:
-        raise InvalidArgumentError(f"{name} must be at least 1, not {value}")
-    return value
-
-
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise InvalidArgumentError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-    return value
 
 
 class Engine:
@@ -119,12 +106,12 @@ class Engine:
         self._request: ExpertRequest | None = None
         self.early = EarlyRequest(self)
         """The request to come, if it is known before its experts are needed."""
-        self._decode_threads = _positive("decode_threads", decode_threads, len(os.sched_getaffinity(0)))
-        self._io_threads = _positive("io_threads", io_threads, DEFAULT_IO_THREADS)
-        self._verify = _one_of("verify", verify, VERIFY_MODES)
+        self._decode_threads = positive("decode_threads", decode_threads, len(os.sched_getaffinity(0)))
+        self._io_threads = positive("io_threads", io_threads, DEFAULT_IO_THREADS)
+        self._verify = one_of("verify", verify, VERIFY_MODES)
         self._instruction_set = instruction_set or _native.best_instruction_set()
-        _one_of("instruction_set", self._instruction_set, tuple(_native.instruction_sets()))
-        _one_of("io_mode", io_mode, IO_MODES)
+        one_of("instruction_set", self._instruction_set, tuple(_native.instruction_sets()))
+        one_of("io_mode", io_mode, IO_MODES)
         io_backend = choose_io_backend(io_backend, io_threads)
         settings = PoolSettings(pools) if isinstance(pools, PoolSlots) else pools
         if settings is not None:
