@@ -7,7 +7,7 @@ weights marked as parameters are (torch chooses kernels by it). Gating and the r
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,26 +83,40 @@ class _Norm(torch.nn.Module):
 
 
 class DispatchProbe:
-    """What a step pays for each of its many small torch operations and the Python around them; unit: one norm."""
+    """What a step pays for each of its many small torch operations and the Python around them; unit: one norm.
+
+    Norms alternate with products, which are not timed: code and data of small operations lie in the caches only until
+    weights have gone through them, and a model never makes two of these operations without a product soon after.
+    """
 
     label = "small torch operations"
     family = label
     work_per_unit = float(NORM_OPERATIONS)
-    least_units = 64
+    least_units = 8
 
-    def __init__(self, width: int, clock: Clock = time.perf_counter) -> None:
-        """Make a row of ``width`` BF16 values, as wide as the model's hidden state."""
+    def __init__(self, width: int, product: Callable[[], object], clock: Clock = time.perf_counter) -> None:
+        """Make a row of ``width`` BF16 values, as wide as the model's hidden state.
+
+        Args:
+            width: columns.
+            product: executes an expert.
+            clock: seconds.
+        """
         self._clock = clock
+        self._product = product
         self._row = torch.ones(1, width, dtype=torch.bfloat16)
         self._norm = _Norm(width)
 
     def run(self, units: int) -> float:
         """Normalise a row ``units`` times."""
+        total = 0.0
         with torch.no_grad():
-            began = self._clock()
             for _ in range(units):
+                self._product()
+                began = self._clock()
                 self._norm(self._row)
-            return self._clock() - began
+                total += self._clock() - began
+        return total
 
 
 class ExecutionProbe:

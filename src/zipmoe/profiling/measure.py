@@ -193,7 +193,8 @@ def measure(
     experts = expert_weights(kind.shapes, np.concatenate([m.weights.reshape(-1) for m in sample]), memory)
     execution = [ExecutionProbe(tokens, experts) for tokens in TOKENS]
     fused = _fused_probes(folder, kind, experts, memory, workers)
-    dispatch = DispatchProbe(max(columns for _, _, columns in kind.shapes))
+    product = FusedProbe(1, fused[0].weights, _native.ComputeThreads(workers)) if fused else ExecutionProbe(1, experts)
+    dispatch = DispatchProbe(max(columns for _, _, columns in kind.shapes), lambda: product.run(1))
     dispatched, *found_times = schedule.stage("execution", [dispatch, *execution, *fused]).samples
     execution_samples, fused_samples = found_times[: len(execution)], found_times[len(execution) :]
     busy = load.cores()
