@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoConfig
@@ -92,6 +94,43 @@ def test_the_plan_fits_and_its_command_runs(
     assert (code, out.split()[0]) == (0, "experts")
     for name in ("chosen", "runner-up 1", "no cache", "hits:"):
         assert name in out
+
+
+def test_the_mode_is_that_of_the_run(
+    talking_packed: Path,
+    profile: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels = replace(
+        DeviceProfile.load(profile), fused_bytes_per_second={"fx3": (14e9,)}, unpacked_bytes_per_second=(16e9,)
+    )
+    kernels.save(tmp_path / "kernels.json")
+    options = ["plan", talking_packed, "--memory", "16GB", "--profile", tmp_path / "kernels.json", "--trace", "none"]
+
+    def planned(*more: str) -> dict[str, Any]:
+        code, out, err = _run(capsys, *options, *more, "--json")
+        assert code == 0, err
+        value: dict[str, Any] = json.loads(out)
+        return value
+
+    exact = planned("--exact")
+    assert (exact["mode"], exact["command"].endswith(" --exact")) == ("exact", True)
+    assert exact["rest_seconds"]["decode"] > 0
+    monkeypatch.setenv("ZIPMOE_MODE", "fast")
+    fast = planned()
+    assert (fast["mode"], "--exact" in fast["command"]) == ("fast", False)
+    assert fast["rest_seconds"]["decode"] == 0
+    manifest = PackedFolder.open(talking_packed).manifest
+    multiplied = [
+        matrix for matrix in manifest.dense if "embed_tokens" not in matrix.parameter or matrix.tied_parameters
+    ]
+    packed = sum(m.sections[0].length for matrix in multiplied for block in matrix.blocks for m in block.matrices)
+    assert fast["rest_seconds"]["execute"] == pytest.approx(packed / 14e9)
+    assert planned("--exact")["rest_seconds"] == exact["rest_seconds"]
+    code, _, err = _run(capsys, *options)
+    assert (code, "mode fast" in err) == (0, True)
 
 
 @pytest.mark.parametrize(

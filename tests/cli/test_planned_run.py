@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from zipmoe.store.pack import pack
 from zipmoe.store.packed_folder import PackedFolder
 
 GENERATE = ("--prompt-ids", "5 6 7 8 9", "--max-new-tokens", 16, "--ignore-eos", "--json")
+SINGLE_POOL = "for 12 of 12 experts"
+"""Part of the mode line of a run without planned pools."""
 
 
 def _run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -55,12 +58,12 @@ def test_without_a_profile_there_is_one_pool_and_a_line_that_says_so(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, out, err = _run(capsys, "run", folder, "--memory", "8GB", *GENERATE)
     assert code == 0, err
-    assert "policy zipmoe" in json.loads(out)["mode"]
+    assert SINGLE_POOL in json.loads(out)["mode"]
     (line,) = [line for line in err.splitlines() if line.startswith("note: ")]
     assert f"zipmoe profile {folder}" in line
     code, out, err = _run(capsys, "run", folder, "--memory", "8GB", "--pools", "none", *GENERATE)
     assert code == 0, err
-    assert "policy zipmoe" in json.loads(out)["mode"]
+    assert SINGLE_POOL in json.loads(out)["mode"]
     assert "note: " not in err
     assert list(tmp_path.iterdir()) == []
 
@@ -74,8 +77,30 @@ def test_a_stale_profile_is_not_planned_with(
     monkeypatch.setattr(measure, "__version__", "99.0")
     code, out, err = _run(capsys, "run", folder, "--memory", "8GB", *GENERATE)
     assert code == 0, err
-    assert "policy zipmoe" in json.loads(out)["mode"]
+    assert SINGLE_POOL in json.loads(out)["mode"]
     assert "is not used: it was measured by ZipMoE" in err
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_profile_of_an_earlier_version_is_named_and_not_planned_with(
+    folder: Path,
+    measured_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(measured_cache, tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (kept,) = [path for path in tmp_path.rglob("*.json") if not path.name.endswith(".report.json")]
+    value = json.loads(kept.read_text())
+    for name in ("fused_bytes_per_second", "unpacked_bytes_per_second"):
+        del value[name]
+    kept.write_text(json.dumps({**value, "zipmoe_device_profile": 2}))
+    code, out, err = _run(capsys, "run", folder, "--memory", "8GB", *GENERATE)
+    assert code == 0, err
+    assert SINGLE_POOL in json.loads(out)["mode"]
+    (line,) = [line for line in err.splitlines() if line.startswith("note: ")]
+    assert "is a device profile of version 2, this ZipMoE has version 3; measure again: zipmoe profile" in line
 
 
 @pytest.mark.usefixtures("measured")
@@ -118,7 +143,7 @@ def test_from_pretrained_plans_when_asked_to(folder: Path) -> None:
         assert "pools planned with the profile of" in planned.zipmoe_mode_line()
     default = zipmoe.load(folder, quantization_config=zipmoe.ZipMoEConfig(memory="8GB"))
     with default.zipmoe_engine:
-        assert "policy zipmoe" in default.zipmoe_mode_line()
+        assert SINGLE_POOL in default.zipmoe_mode_line()
 
 
 @pytest.mark.usefixtures("measured")

@@ -10,8 +10,9 @@ from transformers import AutoConfig
 
 import zipmoe
 from zipmoe.engine import rows_on_demand
-from zipmoe.engine.budget import DENSE, ROWS_ON_DEMAND
-from zipmoe.engine.pool_budget import budget_without_pools
+from zipmoe.engine.budget import DENSE, EXPERT_POOL, KV_CACHE, PROCESS, ROWS_ON_DEMAND, SCRATCH, UNPACKED, WORKSPACE
+from zipmoe.engine.pool_budget import budget_without_pools, pools_bytes
+from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.engine.rows_on_demand import looked_up_matrices, model_on_meta
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.store.packed_folder import PackedFolder
@@ -107,12 +108,18 @@ def test_save_pretrained_copies_the_table(mixtral, tmp_path: Path):
     assert torch.equal(mixtral.logits(again), mixtral.logits(mixtral.plain()))
 
 
+@pytest.mark.parametrize("mode", ["fast", "exact"])
 @pytest.mark.parametrize("name", ["mixtral", "mixtral_tied"])
-def test_plan_and_run_reserve_the_same(packed_model, name):
+def test_plan_and_run_reserve_the_same(packed_model, name, mode):
     packed = packed_model(name)
     manifest = PackedFolder.open(packed.folder).manifest
     planned = budget_without_pools(manifest, "8GB", AutoConfig.from_pretrained(packed.folder), 64).ledger
-    settings = zipmoe.ZipMoEConfig(memory="8GB", context_tokens=64)
-    run = zipmoe.load(packed.folder, quantization_config=settings).zipmoe_engine.budget.ledger
-    for item in (DENSE, ROWS_ON_DEMAND):
-        assert planned.get(item) == run.get(item)
+    pools = PoolSettings(PoolSlots(compressed=3))
+    settings = zipmoe.ZipMoEConfig(memory="8GB", context_tokens=64, mode=mode, pools=pools)
+    with zipmoe.load(packed.folder, quantization_config=settings).zipmoe_engine as engine:
+        run = engine.budget.ledger
+    assert planned.keys() == run.keys() - {EXPERT_POOL}
+    assert {DENSE, SCRATCH, KV_CACHE, WORKSPACE, UNPACKED} <= planned.keys()
+    for item in planned.keys() - {PROCESS}:  # the run's is another one, or has grown
+        assert planned[item] == run[item]
+    assert run[EXPERT_POOL] == pools_bytes(manifest, pools.slots)

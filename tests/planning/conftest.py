@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,4 +39,15 @@ def profile() -> DeviceProfile:
         execute_expert_bytes=6_000_000,
         workers=6,
         memory_bytes_per_second=5e10,
+    )
+
+
+@pytest.fixture
+def fused_profile(profile: DeviceProfile) -> DeviceProfile:
+    """The same machine, measured with kernels on packed weights."""
+    return replace(
+        profile,
+        fused_bytes_per_second={"fx3": (14e9, 12e9)},
+        unpacked_bytes_per_second=(16e9, 15e9),
+        dispatch_seconds=1e-6,
     )

@@ -13,8 +13,12 @@ NOW = datetime(2026, 5, 11, 12, 0, tzinfo=UTC)
 
 
 def test_round_trip(profile: DeviceProfile, tmp_path: Path) -> None:
-    profile.save(tmp_path / "profile.json")
-    assert DeviceProfile.load(tmp_path / "profile.json") == profile
+    fused = dataclasses.replace(
+        profile, fused_bytes_per_second={"fx3": (2e9, 1e9)}, unpacked_bytes_per_second=(3e9, 2e9)
+    )
+    for each in (profile, fused):
+        each.save(tmp_path / "profile.json")
+        assert DeviceProfile.load(tmp_path / "profile.json") == each
 
 
 def test_reading_time_follows_the_block_size(profile: DeviceProfile) -> None:
@@ -55,7 +59,12 @@ def test_fingerprint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"zipmoe_device_profile": 1}, "not a device profile of version 2"),
+        ({"zipmoe_device_profile": 2}, "is a device profile of version 2, this ZipMoE has version 3"),
+        ({"zipmoe_device_profile": None}, "is not a device profile"),
+        ({"fused_bytes_per_second": {"fx3": [1e9, -1]}}, "must be positive"),
+        ({"fused_bytes_per_second": {"fx3": [1e9, 1e9]}}, "other numbers of tokens"),
+        ({"fused_bytes_per_second": {"fx3": []}, "unpacked_bytes_per_second": []}, "other numbers of tokens"),
+        ({"unpacked_bytes_per_second": 1e9}, "damaged"),
         ({"shared_cores": "yes"}, "shared_cores is neither true nor false"),
         ({"dispatch_seconds": -1}, "a call cannot take -1"),
         ({"workers": 0}, "0 workers"),

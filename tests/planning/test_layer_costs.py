@@ -112,6 +112,27 @@ def test_costs_of_a_fused_codec(profile: DeviceProfile) -> None:
     assert LayerCosts.from_profile(profile, "other", FUSED, tensors, shards=1).decode_seconds == 0
 
 
+def test_costs_of_experts_that_are_computed_as_they_lie(fused_profile: DeviceProfile) -> None:
+    tensors = (TensorBytes(1_000_000, 1_340_000, 0),)
+    costs = LayerCosts.from_profile(fused_profile, "fx3", FUSED, tensors, shards=1)
+    packed, unpacked = (1_340_000 / 14e9, 1_340_000 / 12e9), (2e6 / 16e9, 2e6 / 15e9)
+    decoded = fused_profile.execute_seconds(2e6, 3) + 2e6 / 4e9  # of three tokens, more than kernels were measured with
+    assert costs.packed_execute_seconds_by_tokens == pytest.approx((*packed, decoded))
+    assert costs.execute_seconds_by_tokens == pytest.approx((*unpacked, fused_profile.execute_seconds(2e6, 3)))
+    by_state = costs.execute_seconds_by_state(1.5)
+    assert by_state[F] == pytest.approx(sum(unpacked) / 2)
+    assert by_state[1:] == pytest.approx(np.full(4, sum(packed) / 2))
+    exact = LayerCosts.from_profile(fused_profile, "fx3", FUSED, tensors, shards=1, fast=False)
+    assert exact.packed_execute_seconds_by_tokens == ()
+    assert exact.execute_seconds_by_state(1)[C] == pytest.approx(fused_profile.execute_seconds(2e6) + 2e6 / 4e9)
+    # Two in C and one in F: nothing is read, the products follow each other.
+    for makespan in (ScheduledMakespan(costs, 3), MakespanBound(costs, 3)):
+        assert makespan(states(F, C, C)) == pytest.approx(unpacked[0] + 2 * packed[0], rel=1e-6)
+    missed = MakespanBound(costs, 1)(states(M))
+    assert missed == pytest.approx(1_340_000 / 2e9 + packed[0] + costs.io_latency_seconds)
+    assert missed == pytest.approx(ScheduledMakespan(costs, 1)(states(M)), rel=1e-6)
+
+
 def test_impossible_costs_are_refused(profile: DeviceProfile) -> None:
     with pytest.raises(InvalidArgumentError, match="knows nothing about codec 'lz4'"):
         LayerCosts.from_profile(profile, "lz4", SEPARABLE, (TensorBytes(10, 3, 10),), shards=4)

@@ -73,6 +73,7 @@ def test_report_is_complete(measured: tuple[ProfileReport, object, bool]) -> Non
     assert [time.tokens for time in report.execution] == list(TOKENS)
     assert "read" in {rate.step for rate in report.memory}
     assert report.expert.experts == 12
+    assert report.fused == ()  # zstd has no kernels on its packed form
     assert report.expert.bfloat16_bytes == sum(2 * rows * columns for _, rows, columns in report.expert.matrices)
 
 
@@ -101,7 +102,7 @@ def test_every_number_is_positive_and_lies_between_its_quartiles(
 def test_report_is_plain_json_that_survives_a_round_trip(measured: tuple[ProfileReport, object, bool]) -> None:
     value = measured[0].to_json()
     assert json.loads(json.dumps(value, allow_nan=False)) == value
-    assert value["zipmoe_profile_report"] == 2
+    assert value["zipmoe_profile_report"] == 3
     assert value["provenance"]["measured_at"].endswith("+00:00")
 
 
@@ -145,6 +146,15 @@ def test_a_fused_codec_and_a_known_disk(fx3_folder: PackedFolder) -> None:
     assert list(profile.io_bytes_per_second.values()) == pytest.approx([2e9] * len(profile.io_bytes_per_second))
     assert "fx3" in profile.decode_bytes_per_second
     assert next(codec for codec in report.codecs if codec.of_folder).key == "fx3"
+    packed = sum(
+        section.length for m in fx3_folder.manifest.expert_groups[0].records[0].matrices for section in m.sections
+    )
+    sizes = {(time.form, time.tokens): time.expert_bytes for time in report.fused}
+    assert sizes.keys() == {(form, tokens) for form in ("fx3", "BF16") for tokens in (1, 2, 3)}
+    assert {size for (form, _), size in sizes.items() if form == "BF16"} == {report.expert.bfloat16_bytes}
+    assert all(size == pytest.approx(packed, rel=0.1) for (form, _), size in sizes.items() if form == "fx3")
+    assert {codec: len(rates) for codec, rates in profile.fused_bytes_per_second.items()} == {"fx3": 3}
+    assert len(profile.unpacked_bytes_per_second) == 3
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.5, 1e9, float("nan")])

@@ -30,6 +30,7 @@ from zipmoe.profiling.report import (
     ExecutionTime,
     ExpertShape,
     ExponentRatio,
+    FusedTime,
     MemoryRate,
     ProfileReport,
     ReadRate,
@@ -79,6 +80,7 @@ REPORT = ProfileReport(
     recombine_bytes_per_second={1: _sure(5e9), 8: _sure(2e10)},
     memory=(MemoryRate("read", 1, _sure(2e10)), MemoryRate("read", 8, _sure(5e10)), MemoryRate("copy", 8, _sure(2e10))),
     execution=(ExecutionTime(1, _sure(1e-3)), ExecutionTime(2, _sure(1e-3)), ExecutionTime(4, _sure(3e-3))),
+    fused=(),
     dispatch_seconds=_sure(4e-6),
     left_out=(),
     notes=(),
@@ -106,6 +108,30 @@ def test_constants_come_from_the_right_numbers() -> None:
     assert profile.execute_seconds_by_tokens == pytest.approx((1e-3, 1e-3, 2e-3, 3e-3))
     assert profile.execute_expert_bytes == 20000
     assert (profile.host, profile.measured_at, profile.workers) == (HERE.host, HERE.measured_at, 8)
+
+
+FUSED = replace(
+    REPORT,
+    codecs=(replace(REPORT.codecs[1], of_folder=True),),
+    fused=tuple(
+        FusedTime(form, tokens, expert_bytes, _sure(seconds * tokens))
+        for tokens in (3, 1, 2)
+        for form, expert_bytes, seconds in (("fx3", 14000, 1e-6), ("BF16", 20000, 2e-6))
+    ),
+)
+"""The same of a folder whose codec has kernels on its packed form."""
+
+
+def test_rates_of_packed_weights() -> None:
+    profile = device_profile(FUSED)
+    assert profile.fused_bytes_per_second.keys() == {"fx3"}
+    assert profile.fused_bytes_per_second["fx3"] == pytest.approx((14e9, 7e9, 14e9 / 3))
+    assert profile.unpacked_bytes_per_second == pytest.approx((1e10, 5e9, 1e10 / 3))
+    assert device_profile(REPORT).fused_bytes_per_second == {}
+    for left_out in (0, 1):  # two tokens, in either form
+        kept = [time for time in FUSED.fused if (time.tokens, time.form) != (2, ("fx3", "BF16")[left_out])]
+        with pytest.raises(InvalidArgumentError, match="too short to measure packed weights with 2 tokens"):
+            device_profile(replace(FUSED, fused=tuple(kept)))
 
 
 def test_buffered_rates_where_there_are_no_direct_ones() -> None:

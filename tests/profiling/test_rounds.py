@@ -20,6 +20,8 @@ class FakeProbe:
     least_units: int = 1
     family: str = ""
     overhead_seconds: float = 0.0
+    untimed_seconds: float = 0.0
+    """Of every unit."""
     log: list[str] = field(default_factory=list)
     slowdown: float = 1.0
     """Every run is this much slower than the one before."""
@@ -29,7 +31,7 @@ class FakeProbe:
         self.log.append(self.label)
         self.units += units
         seconds = units * self.work_per_unit / self.bytes_per_second
-        self.clock.now += seconds + self.overhead_seconds
+        self.clock.now += seconds + self.overhead_seconds + self.untimed_seconds * units
         self.bytes_per_second /= self.slowdown
         return seconds
 
@@ -64,6 +66,16 @@ def test_no_probe_exceeds_its_share() -> None:
         spent = probe.units * probe.work_per_unit / probe.bytes_per_second + 0.002 * len(probe.log)
         assert spent <= 1.0 + 0.003
     assert clock.now <= 6.05
+
+
+def test_work_that_is_not_timed_takes_of_the_share() -> None:
+    clock = FakeClock()
+    probe = FakeProbe(clock, "p", 1e9, untimed_seconds=0.05)
+    (found,) = run_rounds([probe], 2.0, clock=clock).samples
+    assert found is not None
+    assert found.rate().median == pytest.approx(1e9)
+    assert len(found.runs) >= 5
+    assert clock.now <= 2.0
 
 
 def test_rounds_are_interleaved() -> None:

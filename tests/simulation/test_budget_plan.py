@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from large_folder import EMBEDDING, EXPERTS, LAYERS, MACHINE, RHO, WEIGHTS, large_manifest
@@ -11,6 +12,7 @@ from zipmoe.engine.pool_budget import pools_bytes
 from zipmoe.engine.pool_slots import PoolSlots
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.folder_plan import FolderCosts
+from zipmoe.planning.packed_products import NO_PRODUCTS
 from zipmoe.planning.partition import PoolPlan, parse_pools
 from zipmoe.planning.trace import RoutingTrace, TraceHeader, TraceStep
 from zipmoe.simulation.budget_plan import PlanRequest, plan_for_budget
@@ -66,6 +68,22 @@ def test_on_a_measured_machine_a_fused_codec_gets_compressed_experts(share: floa
         assert slots is not None
         assert slots.experts == (0, slots.compressed, 0, 0)
         assert slots.compressed >= int(EXPERTS * share) - 1
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_where_packed_weights_are_multiplied_f_costs_more_and_saves_nothing(share: float) -> None:
+    machine = replace(MACHINE, fused_bytes_per_second={"fx3": (54e9,)}, unpacked_bytes_per_second=(67e9,))
+    for trace in (routing(), None):
+        fast = plan_for_budget(replace(request("fx3", share, trace), profile=machine))
+        assert fast.slots is not None
+        assert fast.slots.experts == (0, fast.slots.compressed, 0, 0)
+        assert fast.slots.compressed >= int(EXPERTS * share) - 1
+        assert fast.rest.decode_seconds == 0
+        head = 8192 * 2048 + int(8192 * 2048 * RHO)
+        assert fast.rest.execute_seconds == pytest.approx(head / 54e9)
+        exact = plan_for_budget(replace(request("fx3", share, trace), profile=machine, products=NO_PRODUCTS))
+        assert exact.chosen.step_seconds > fast.chosen.step_seconds
+        assert exact.rest == plan_for_budget(request("fx3", share, trace)).rest  # as if never measured
 
 
 def test_a_partition_that_is_asked_for_is_forecast() -> None:

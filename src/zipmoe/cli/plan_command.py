@@ -12,6 +12,7 @@ from zipmoe.cli.progress import talk
 
 if TYPE_CHECKING:
     from zipmoe.planning.device import DeviceProfile
+    from zipmoe.planning.packed_products import PackedProducts
     from zipmoe.planning.trace import RoutingTrace
     from zipmoe.simulation.budget_plan import BudgetPlan, StepForecast
     from zipmoe.store.packed_folder import PackedFolder
@@ -47,6 +48,7 @@ def plan_command(
     context_tokens: Annotated[
         int | None, typer.Option(help="Tokens of context to leave room for [default: 2048, or the model's limit]")
     ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="For run --exact, which decodes before every product")] = False,
     half_life: Annotated[float, typer.Option(help="Steps after which an activation counts half")] = 16.0,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the cost over all partitions: FILE.png or FILE.svg")
@@ -77,7 +79,8 @@ def plan_command(
     from zipmoe.simulation.budget_plan import PlanRequest, plan_for_budget
 
     config = AutoConfig.from_pretrained(folder)
-    looked_up = _embeddings(config)  # and with it everything is imported that a run will keep in memory
+    # With the model everything is imported that a run will keep in memory.
+    looked_up, products, mode = _products(config, opened, exact=exact)
     budget = budget_without_pools(opened.manifest, memory, config, context_tokens)
     request = PlanRequest(
         opened.manifest,
@@ -88,20 +91,27 @@ def plan_command(
         half_life,
         wanted,
         looked_up,
+        products,
     )
     plan = plan_for_budget(request, asked)
     if trace not in (None, NO_TRACE) and routing is not None:
         keep_trace(routing, opened.manifest)
     command = f"zipmoe run {folder} --memory {budget.total_bytes} --pools {_pools_option(plan)}"
+    command += " --exact" if exact else ""
     if plot is not None:
         from zipmoe.cli.plan_plot import draw_plan
 
         draw_plan(plan, plot, f"{folder.resolve().name}, {budget.total_bytes / 1e9:.2f} GB, {device.name}")
     if as_json:
-        value: dict[str, Any] = {"memory_bytes": budget.total_bytes, "device": device.name, "command": command}
+        value: dict[str, Any] = {
+            "memory_bytes": budget.total_bytes,
+            "device": device.name,
+            "mode": mode,
+            "command": command,
+        }
         typer.echo(json.dumps({**plan.to_json(), **value}, indent=2))
     else:
-        _print_plan(plan, device.name, asked=asked is not None)
+        _print_plan(plan, f"{device.name}, mode {mode}", asked=asked is not None)
         talk(f"hint: {command}")
 
 
@@ -165,18 +175,22 @@ def _profile(folder: PackedFolder, path: Path | None) -> DeviceProfile:
     return found
 
 
-def _embeddings(config: Any) -> set[str]:
-    """Names of the weights of which a step looks single rows up, from the model without its weights."""
-    import torch
-    import transformers
+def _products(config: Any, folder: PackedFolder, *, exact: bool) -> tuple[set[str], PackedProducts, str]:
+    """Names of the weights of which a step looks single rows up, which products of the run read packed weights, and
+    its mode; all from the model without its weights.
+    """
     from transformers.generation import utils  # noqa: F401
 
     import zipmoe.hf.quantizer  # noqa: F401
+    from zipmoe.engine.rows_on_demand import model_on_meta
     from zipmoe.hf.automatic_pools import embedding_parameters
+    from zipmoe.hf.configuration import ZipMoEConfig
+    from zipmoe.hf.packed_products import packed_products
 
-    with torch.device("meta"):
-        model = getattr(transformers, config.architectures[0])._from_config(config, dtype=torch.bfloat16)
-    return embedding_parameters(model.named_modules(remove_duplicate=False))
+    mode = ZipMoEConfig(mode="exact" if exact else None).resolved_mode()
+    model = model_on_meta(config, config.architectures[0])
+    looked_up = embedding_parameters(model.named_modules(remove_duplicate=False))
+    return looked_up, packed_products(model, folder.manifest, mode), mode
 
 
 def _print_table(plan: BudgetPlan, first: str) -> None:

@@ -33,6 +33,7 @@ def print_tables(report: ProfileReport) -> None:
     _codecs(console, report)
     _memory(console, report)
     _execution(console, report)
+    _fused(console, report)
     _dispatch(console, report)
     for note in report.notes:
         console.print(f"note: {note}")
@@ -139,6 +140,25 @@ def _execution(console: Console, report: ProfileReport) -> None:
                 f"{gigabytes / time.seconds.median:.1f}",
             ]
             for time in report.execution
+        ),
+    )
+
+
+def _fused(console: Console, report: ProfileReport) -> None:
+    if not report.fused:
+        return
+    _table(
+        console,
+        f"execution of one expert as it lies in memory (mode fast), {report.workers} threads",
+        ["form", "tokens", "ms", "GB/s of this form"],
+        (
+            [
+                time.form,
+                str(time.tokens),
+                f"{time.seconds.median * 1e3:.3f} ± {(time.seconds.high - time.seconds.low) / 2e-3:.3f}",
+                f"{time.expert_bytes / time.seconds.median / 1e9:.1f}",
+            ]
+            for time in report.fused
         ),
     )
 

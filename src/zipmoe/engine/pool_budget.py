@@ -25,9 +25,12 @@ def budget_without_pools(
     Raises:
         BudgetTooSmallError: the budget is below the floor.
     """
+    model = model_on_meta(config, manifest.architecture)
+    in_checkpoint = model.state_dict().keys()
     unpacked = sum(reason.bytes for reason in manifest.unpacked)
+    unpacked += sum(buffer.nbytes for name, buffer in model.named_buffers() if name not in in_checkpoint)
     budget = plan_budget(memory, config=config, unpacked_bytes=unpacked, context_tokens=context_tokens)
-    looked_up = looked_up_matrices(model_on_meta(config, manifest.architecture), manifest)
+    looked_up = looked_up_matrices(model, manifest)
     return reserve_all_but_pools(manifest, budget, RowsOnDemand.of_manifest(manifest, looked_up))
 
 

@@ -19,6 +19,7 @@ from zipmoe.engine.pool_slots import PoolSettings
 from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices
 from zipmoe.errors import BudgetTooSmallError, InvalidArgumentError, ZipMoEError
 from zipmoe.hf.configuration import ZipMoEConfig
+from zipmoe.hf.packed_products import packed_products
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.folder_plan import check_trace
 from zipmoe.planning.trace import RoutingTrace, read_trace
@@ -59,7 +60,7 @@ def automatic_pools(
     Args:
         model: as it will run.
         folder: its packed folder.
-        settings: threads, and the trace to plan with.
+        settings: mode, threads, and the trace to plan with.
         measure_budget: the run's budget with what the process keeps when it is called.
 
     Raises:
@@ -76,6 +77,7 @@ def automatic_pools(
     top_k = largest(text_config(model.config), EXPERTS_PER_TOKEN) or 1
     tables = looked_up_matrices(model, folder.manifest) if settings.embedding == "on-demand" else ()
     rows_on_demand = RowsOnDemand.of_manifest(folder.manifest, tables)
+    products = packed_products(model, folder.manifest, settings.resolved_mode())
     try:
         plan: BudgetPlan | None = None
         for _ in range(_ATTEMPTS):
@@ -85,7 +87,9 @@ def automatic_pools(
                 measured = f"{profile.measured_at:%Y-%m-%d %H:%M}"
                 origin = f"pools planned with the profile of {measured} and {trace_name}: {_expected(plan.chosen)}"
                 return AutomaticPools(PoolSettings(plan.slots, origin=origin), tuple(notes))
-            plan = plan_for_budget(PlanRequest(folder.manifest, profile, top_k, free, trace, looked_up=looked_up))
+            plan = plan_for_budget(
+                PlanRequest(folder.manifest, profile, top_k, free, trace, looked_up=looked_up, products=products)
+            )
             if plan.slots is None and plan.single_pool is not None:
                 notes.append(f"note: a single pool holds every expert: {_expected(plan.single_pool)}")
                 return AutomaticPools(None, tuple(notes))

@@ -12,7 +12,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.store.durable_files import write_json
 
-PROFILE_VERSION = 2
+PROFILE_VERSION = 3
 DEFAULT_MAXIMUM_AGE = timedelta(days=30)
 _VERSION_KEY = "zipmoe_device_profile"
 _MEASURE_HINT = "measure this machine: zipmoe profile"
@@ -101,8 +101,8 @@ class DeviceProfile:
     """BF16 bytes per second that come out of exponents and SM-chunk, on the resource that also executes."""
     decode_bytes_per_second: Mapping[str, float]
     """Per codec: BF16 bytes per second that all workers together produce from the packed form, recombination included.
-    A codec without E-chunks that is missing here computes from its packed form, and the execution times hold for it
-    as they are."""
+    A codec without E-chunks that is missing both here and in ``fused_bytes_per_second`` computes from its packed form,
+    and the execution times hold for it as they are."""
     exponent_ratio: Mapping[str, float]
     """rho per codec: compressed bytes of the exponents per raw byte."""
     execute_seconds_by_tokens: tuple[float, ...]
@@ -118,6 +118,11 @@ class DeviceProfile:
     only the disk works beside them. If not, decompression has workers of its own."""
     dispatch_seconds: float = 0.0
     """One small torch operation, called from Python."""
+    fused_bytes_per_second: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Per codec with kernels on its packed form: packed bytes per second that a product goes through on all cores.
+    Entry t-1: on t tokens; on more tokens than entries a product decodes first."""
+    unpacked_bytes_per_second: tuple[float, ...] = ()
+    """The same kernels on BF16, as the mode ``fast`` multiplies experts of the pool F; known if the above are."""
 
     def __post_init__(self) -> None:
         rates = [
@@ -126,6 +131,8 @@ class DeviceProfile:
             *self.decode_bytes_per_second.values(),
             *self.exponent_ratio.values(),
             *self.execute_seconds_by_tokens,
+            *(rate for rates in self.fused_bytes_per_second.values() for rate in rates),
+            *self.unpacked_bytes_per_second,
             self.recombine_bytes_per_second,
             self.memory_bytes_per_second,
         ]
@@ -139,6 +146,11 @@ class DeviceProfile:
             raise DeviceProfileError(f"device profile {self.name!r}: no disk rate for any block size")
         if not self.execute_seconds_by_tokens or self.execute_expert_bytes <= 0:
             raise DeviceProfileError(f"device profile {self.name!r}: no execution times")
+        by_tokens = {len(rates) for rates in self.fused_bytes_per_second.values()}
+        if 0 in by_tokens or (by_tokens and by_tokens != {len(self.unpacked_bytes_per_second)}):
+            raise DeviceProfileError(
+                f"device profile {self.name!r}: packed and BF16 weights were multiplied with other numbers of tokens"
+            )
         if self.workers < 1:
             raise DeviceProfileError(f"device profile {self.name!r}: {self.workers} workers")
         if self.measured_at.tzinfo is None:
@@ -196,8 +208,14 @@ class DeviceProfile:
             raise DeviceProfileError(
                 f"{path} cannot be read as a device profile: {error}", hint=_MEASURE_HINT
             ) from error
-        if not isinstance(value, dict) or value.pop(_VERSION_KEY, None) != PROFILE_VERSION:
-            raise DeviceProfileError(f"{path} is not a device profile of version {PROFILE_VERSION}", hint=_MEASURE_HINT)
+        version = value.pop(_VERSION_KEY, None) if isinstance(value, dict) else None
+        if version is None:
+            raise DeviceProfileError(f"{path} is not a device profile", hint=_MEASURE_HINT)
+        if version != PROFILE_VERSION:
+            raise DeviceProfileError(
+                f"{path} is a device profile of version {version}, this ZipMoE has version {PROFILE_VERSION}",
+                hint=_MEASURE_HINT,
+            )
         try:
             return cls(**_parsed(value))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -207,7 +225,7 @@ class DeviceProfile:
 
 
 def _parsed(value: dict[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(DeviceProfile)}
+    names = {each.name for each in fields(DeviceProfile)}
     if value.keys() != names:
         different = ", ".join(sorted(value.keys() ^ names))
         raise ValueError(f"missing or unknown keys: {different}")
@@ -224,5 +242,9 @@ def _parsed(value: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} is not an integer")
     if not isinstance(value["shared_cores"], bool):
         raise ValueError("shared_cores is neither true nor false")
-    parsed["execute_seconds_by_tokens"] = tuple(float(seconds) for seconds in value["execute_seconds_by_tokens"])
+    for name in ("execute_seconds_by_tokens", "unpacked_bytes_per_second"):
+        parsed[name] = tuple(float(entry) for entry in value[name])
+    parsed["fused_bytes_per_second"] = {
+        codec: tuple(float(rate) for rate in rates) for codec, rates in value["fused_bytes_per_second"].items()
+    }
     return parsed

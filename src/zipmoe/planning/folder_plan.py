@@ -11,6 +11,7 @@ from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.layer_costs import LayerCosts, TensorBytes
+from zipmoe.planning.packed_products import ALL_PRODUCTS, PackedProducts
 from zipmoe.planning.partition import CodecCapabilities, ExpertBytes, ExpertState, PoolPlan
 from zipmoe.planning.plan_report import PlanReport
 from zipmoe.planning.planner import DEFAULT_RUNNER_UPS, plan_pools
@@ -67,8 +68,13 @@ class FolderCosts:
     capabilities: CodecCapabilities
 
     @classmethod
-    def of(cls, manifest: Manifest, profile: DeviceProfile) -> FolderCosts:
+    def of(cls, manifest: Manifest, profile: DeviceProfile, products: PackedProducts = ALL_PRODUCTS) -> FolderCosts:
         """Costs and bytes of the largest expert of the folder.
+
+        Args:
+            manifest: of the folder.
+            profile: of this machine.
+            products: of the run.
 
         Raises:
             InvalidArgumentError: the machine was not measured with the folder's codec.
@@ -78,7 +84,12 @@ class FolderCosts:
         records = [record for group in manifest.expert_groups for record in group.records]
         largest = max(records, key=lambda record: record.length)
         costs = LayerCosts.from_profile(
-            profile, manifest.codec.name, capabilities, TensorBytes.of_record(largest), manifest.codec.shards
+            profile,
+            manifest.codec.name,
+            capabilities,
+            TensorBytes.of_record(largest),
+            manifest.codec.shards,
+            fast=products.experts,
         )
         return cls(costs, _slot_bytes(manifest, separable=codec.separable), capabilities)
 
@@ -97,6 +108,7 @@ def plan_folder(
     layer_budget_bytes: int,
     pools: tuple[ExpertState, ...] | None = None,
     *,
+    products: PackedProducts = ALL_PRODUCTS,
     other_seconds: float = 0.0,
     asked: Sequence[PoolPlan] = (),
     runner_ups: int = DEFAULT_RUNNER_UPS,
@@ -109,11 +121,12 @@ def plan_folder(
         workload: see ``workload_of``.
         layer_budget_bytes: memory for all pools of one layer.
         pools: restrict the pools; None: all that the codec has.
+        products: of the run.
         other_seconds: of a step outside of the experts (``step_costs``).
         asked: partitions to tell the price of.
         runner_ups: how many to report.
     """
-    folder = FolderCosts.of(manifest, profile)
+    folder = FolderCosts.of(manifest, profile, products)
     return plan_pools(
         workload,
         folder.costs,

@@ -87,6 +87,8 @@ class LayerCosts:
     """Paid once by a layer that reads anything."""
     decode_seconds: float = 0.0
     """Added to the execution of every expert that is not in F: decoding of a codec without chunks, if not free."""
+    packed_execute_seconds_by_tokens: tuple[float, ...] = ()
+    """p of an expert that is not in F, where that is not p of F with ``decode_seconds``: kernels on packed weights."""
 
     def __post_init__(self) -> None:
         tensors = len(self.read_sign_mantissa_seconds)
@@ -94,7 +96,8 @@ class LayerCosts:
         if not tensors or any(len(values) != tensors for values in per_tensor):
             raise InvalidArgumentError("every tensor of an expert needs its four costs")
         single = [self.io_latency_seconds, self.decode_seconds]
-        values = np.concatenate([self.read_sign_mantissa_seconds, *per_tensor, self.execute_seconds_by_tokens, single])
+        times = [self.execute_seconds_by_tokens, self.packed_execute_seconds_by_tokens]
+        values = np.concatenate([self.read_sign_mantissa_seconds, *per_tensor, *times, single])
         if not (np.isfinite(values).all() and (values >= 0).all()) or not self.execute_seconds_by_tokens:
             raise InvalidArgumentError("costs of a layer must be finite seconds, none of them negative")
         if self.shards < 0 or self.workers < 1:
@@ -108,11 +111,21 @@ class LayerCosts:
         capabilities: CodecCapabilities,
         tensors: Sequence[TensorBytes],
         shards: int,
+        *,
+        fast: bool = True,
     ) -> LayerCosts:
         """Costs of experts of these tensors on a measured machine.
 
         Where decoding and execution share the cores, decompression moves to the execution resource: nothing is left
         that workers could do beside it, and a tensor's recombination stands for all of its decoding.
+
+        Args:
+            profile: of the machine.
+            codec: the folder's, or an operating point of the profile.
+            capabilities: of the codec.
+            tensors: of an expert.
+            shards: K.
+            fast: few tokens are multiplied with packed weights (docs/compute.md), if the machine was measured with it.
 
         Raises:
             InvalidArgumentError: the profile lacks the codec.
@@ -123,6 +136,14 @@ class LayerCosts:
         nothing = (0.0,) * len(tensors)
         if capabilities.whole:
             decode = profile.decode_bytes_per_second.get(codec)
+            decode_seconds = full_bytes / decode if decode else 0.0
+            packed: tuple[float, ...] = ()
+            if fast and codec in profile.fused_bytes_per_second:
+                packed_bytes = sum(tensor.exponent + tensor.sign_mantissa for tensor in tensors)
+                packed = tuple(packed_bytes / rate for rate in profile.fused_bytes_per_second[codec])
+                packed += tuple(seconds + decode_seconds for seconds in execute[len(packed) :])
+                unpacked = tuple(full_bytes / rate for rate in profile.unpacked_bytes_per_second)
+                execute, decode_seconds = unpacked + execute[len(unpacked) :], 0.0
             return cls(
                 tuple(profile.read_seconds(tensor.exponent + tensor.sign_mantissa) for tensor in tensors),
                 nothing,
@@ -132,7 +153,8 @@ class LayerCosts:
                 0,
                 profile.workers,
                 profile.io_latency_seconds,
-                full_bytes / decode if decode else 0.0,
+                decode_seconds,
+                packed,
             )
         if codec not in profile.decompress_bytes_per_second:
             raise InvalidArgumentError(
@@ -159,17 +181,23 @@ class LayerCosts:
         )
 
     def execute_seconds(self, tokens: float) -> float:
-        """p for a mean number of tokens per expert: interpolated, beyond the last measurement extended linearly."""
-        times = self.execute_seconds_by_tokens
-        measured = len(times)
-        if tokens <= measured:
-            return float(np.interp(tokens, np.arange(1, measured + 1), times))
-        slope = times[-1] - times[-2] if measured > 1 else times[-1]
-        return times[-1] + (tokens - measured) * max(slope, 0.0)
+        """p in F for a mean number of tokens per expert: interpolated, beyond the last measurement extrapolated."""
+        return _for_tokens(self.execute_seconds_by_tokens, tokens)
 
     def execute_seconds_by_state(self, tokens: float) -> FloatArray:
         """p per state F, C, S, E, M, decoding included."""
-        return self.execute_seconds(tokens) + self.decode_seconds * NOT_FULL
+        full = self.execute_seconds(tokens)
+        packed = self.packed_execute_seconds_by_tokens
+        not_full = _for_tokens(packed, tokens) if packed else full + self.decode_seconds
+        return np.where(NOT_FULL, not_full, full)
+
+
+def _for_tokens(times: Sequence[float], tokens: float) -> float:
+    measured = len(times)
+    if tokens <= measured:
+        return float(np.interp(tokens, np.arange(1, measured + 1), times))
+    slope = times[-1] - times[-2] if measured > 1 else times[-1]
+    return times[-1] + (tokens - measured) * max(slope, 0.0)
 
 
 def _decode_seconds(
@@ -240,12 +268,12 @@ class MakespanBound:
             reads_exponent, reads_sign_mantissa, reconstructs = READS_PACKED * 0, READS_PACKED, NOT_FULL * 0
         self._io = reads_exponent * (shard.sum() * costs.shards) + reads_sign_mantissa * sign_mantissa.sum()
         self._worker = reconstructs * (decompress.sum() * costs.shards / costs.workers)
-        self._beside_execution = reconstructs * recombine.sum() + costs.decode_seconds * NOT_FULL
+        self._beside_execution = reconstructs * recombine.sum()
         # Of the slowest tensor: one shard's way or the SM-chunk's, whichever is longer, and recombination.
         exponent_way = np.outer(reads_exponent, shard) + np.outer(reconstructs, decompress)
         sign_mantissa_way = np.outer(reads_sign_mantissa, sign_mantissa)
         ways = np.maximum(exponent_way, sign_mantissa_way) + np.outer(reconstructs, recombine)
-        self._chain = ways.max(axis=1) + costs.decode_seconds * NOT_FULL
+        self._chain = ways.max(axis=1)
 
     def __call__(self, states: StateArray) -> float:
         """Bound in seconds."""
@@ -255,25 +283,24 @@ class MakespanBound:
         """Bounds of many hit patterns: [...] for counts of F, C, S, E, M of [..., 5]."""
         costs = self._costs
         sizes = patterns.sum(axis=-1)
-        execute = np.array(
+        execute = np.array(  # [sizes, states]
             [
-                costs.execute_seconds(max(1.0, self._assignments / max(n, 1)))
+                costs.execute_seconds_by_state(max(1.0, self._assignments / max(n, 1)))
                 for n in range(int(sizes.max(initial=0)) + 1)
             ]
-        )[sizes]
-        io, worker, chain = (np.zeros(sizes.shape) for _ in range(3))
-        bound = sizes * execute
+        )
+        io, worker, chain, bound = (np.zeros(sizes.shape) for _ in range(4))
         reads = np.zeros(sizes.shape, dtype=np.bool_)
         for state in range(5):  # state by state: patterns may be millions
             count = patterns[..., state]
             present = count > 0
             io += count * self._io[state]
             worker += count * self._worker[state]
-            bound += count * self._beside_execution[state]
-            np.maximum(chain, present * self._chain[state], out=chain)
+            executed = execute[sizes, state]
+            bound += count * (self._beside_execution[state] + executed)
+            np.maximum(chain, present * (self._chain[state] + executed), out=chain)
             if state >= ExpertState.SIGN_MANTISSA:
                 reads |= present
-        chain += execute * (sizes > 0)
         for other in (io, worker, chain):
             np.maximum(bound, other, out=bound)
         return np.asarray(bound + reads * costs.io_latency_seconds, dtype=np.float64)

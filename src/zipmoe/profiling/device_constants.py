@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from zipmoe.codecs.registry import get_codec
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.profiling.estimate import Estimate
+from zipmoe.profiling.fused_probes import FUSED_TOKENS, UNPACKED
 from zipmoe.profiling.report import ProfileReport, ReadRate
 
 ENGINE_QUEUE_DEPTH = 4
@@ -39,6 +41,12 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
             ("memory", [rate for rate in report.memory if rate.step == "read"]),
         )
         if not found
+    ]
+    missing += [
+        f"packed weights with {tokens} {'token' if tokens == 1 else 'tokens'}"
+        for tokens in FUSED_TOKENS
+        if any(get_codec(codec.codec).fused for codec in report.codecs if codec.of_folder)
+        and len([time for time in report.fused if time.tokens == tokens]) < 2
     ]
     missing += [
         f"decompression of {codec.key}"
@@ -77,6 +85,10 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
         ).bytes_per_second.median,
         shared_cores=True,
         dispatch_seconds=report.dispatch_seconds.median,
+        fused_bytes_per_second={
+            form: fused_rates(report, form) for form in {time.form for time in report.fused} - {UNPACKED}
+        },
+        unpacked_bytes_per_second=fused_rates(report, UNPACKED),
     )
 
 
@@ -88,6 +100,12 @@ def disk_rates(reads: list[ReadRate]) -> dict[int, float]:
         if depth < read.depth <= ENGINE_QUEUE_DEPTH:
             rates[read.block_bytes] = read.depth, read.bytes_per_second.median
     return {block: rate for block, (_, rate) in sorted(rates.items())}
+
+
+def fused_rates(report: ProfileReport, form: str) -> tuple[float, ...]:
+    """Bytes of this form per second, by number of tokens."""
+    times = sorted((time for time in report.fused if time.form == form), key=lambda time: time.tokens)
+    return tuple(time.expert_bytes / time.seconds.median for time in times)
 
 
 def _every_number_of_tokens(report: ProfileReport) -> tuple[float, ...]:

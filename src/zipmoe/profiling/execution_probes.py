@@ -7,13 +7,15 @@ weights marked as parameters are (torch chooses kernels by it). Gating and the r
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zipmoe.profiling.rounds import Clock
 from zipmoe.profiling.touched_memory import TouchedMemory
@@ -64,45 +66,92 @@ def expert_weights(
     return experts
 
 
-NORM_OPERATIONS = 7
-"""Torch operations of one `_Norm`."""
+CONTEXT = 128
+"""Positions that attention looks at."""
+EXPERTS, TOP_K = 64, 4
+_HEAD = 64
 
 
-class _Norm(torch.nn.Module):
-    """Normalises rows as most families do, a module of small operations like those between the matrix products."""
+class _SmallOperations(torch.nn.Module):
+    """What a layer of most families does between the products with its large matrices, for one row: norms, the longer
+    context, attention, router. Torch runs some of it on several threads, which must be woken, and some on one.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(width, dtype=torch.bfloat16), requires_grad=False)
+        self._heads = max(1, width // _HEAD)
+        self._width = self._heads * _HEAD
+        self._context = torch.ones(1, self._heads, CONTEXT, _HEAD, dtype=torch.bfloat16)
+        self._norm = torch.ones(self._width, dtype=torch.bfloat16)
+        self._router = torch.ones(EXPERTS, self._width, dtype=torch.bfloat16)
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """BF16 [n, width] to the same."""
+    def forward(self, row: torch.Tensor) -> torch.Tensor:
+        """BF16 [1, width] to the same."""
+        states = self._normed(row).view(1, 1, self._heads, _HEAD).transpose(1, 2)
+        keys = torch.cat([self._context, states], dim=2)
+        values = torch.cat([self._context, states], dim=2)
+        attended = functional.scaled_dot_product_attention(states, keys, values)
+        row = row + attended.transpose(1, 2).reshape(1, self._width)
+        weights, experts = torch.topk(functional.linear(self._normed(row), self._router).softmax(dim=-1), TOP_K)
+        return row * weights[:, torch.sort(experts)[1][0, 0]]
+
+    def _normed(self, rows: torch.Tensor) -> torch.Tensor:
         wide = rows.to(torch.float32)
         variance = wide.pow(2).mean(-1, keepdim=True)
-        return self.weight * (wide * torch.rsqrt(variance + 1e-6)).to(torch.bfloat16)
+        return self._norm * (wide * torch.rsqrt(variance + 1e-6)).to(torch.bfloat16)
+
+    def row(self) -> torch.Tensor:
+        """An input."""
+        return torch.ones(1, self._width, dtype=torch.bfloat16)
+
+
+class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations as those of models were counted (``planning/step_costs.py``)."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return function(*args, **(kwargs or {}))
 
 
 class DispatchProbe:
-    """What a step pays for each of its many small torch operations and the Python around them; unit: one norm."""
+    """What a step pays for each of its many small torch operations and the Python around them; unit: those of a layer.
+
+    They alternate with products, which are not timed: code and data of small operations lie in the caches only until
+    weights have gone through them, and threads fall asleep meanwhile.
+    """
 
     label = "small torch operations"
     family = label
-    work_per_unit = float(NORM_OPERATIONS)
-    least_units = 64
+    least_units = 8
 
-    def __init__(self, width: int, clock: Clock = time.perf_counter) -> None:
-        """Make a row of ``width`` BF16 values, as wide as the model's hidden state."""
+    def __init__(self, width: int, product: Callable[[], object], clock: Clock = time.perf_counter) -> None:
+        """Make a layer whose hidden state has about ``width`` values.
+
+        Args:
+            width: columns.
+            product: executes an expert.
+            clock: seconds.
+        """
         self._clock = clock
-        self._row = torch.ones(1, width, dtype=torch.bfloat16)
-        self._norm = _Norm(width)
+        self._product = product
+        self._layer = _SmallOperations(width)
+        self._row = self._layer.row()
+        with torch.no_grad(), _Count() as count:  # type: ignore[no-untyped-call]
+            self._layer(self._row)
+        self.work_per_unit = float(count.operations)
 
     def run(self, units: int) -> float:
-        """Normalise a row ``units`` times."""
+        """Pass through the layer ``units`` times."""
+        total = 0.0
         with torch.no_grad():
-            began = self._clock()
             for _ in range(units):
-                self._norm(self._row)
-            return self._clock() - began
+                self._product()
+                began = self._clock()
+                self._layer(self._row)
+                total += self._clock() - began
+        return total
 
 
 class ExecutionProbe:

@@ -88,7 +88,7 @@ def read_sample(folder: PackedFolder, kind: ExpertKind, weights_wanted: int = SA
     matrices = []
     for index in range(count):
         record = kind.records[index * len(kind.records) // count]
-        data = _read_record(folder, record)
+        data = read_record(folder, record)
         for (name, _, _), entry in zip(kind.shapes, record.matrices, strict=True):
             try:
                 weights = bfloat16_bits(decode_matrix(data, entry, folder.manifest.codec.name))
@@ -99,7 +99,12 @@ def read_sample(folder: PackedFolder, kind: ExpertKind, weights_wanted: int = SA
     return matrices
 
 
-def _read_record(folder: PackedFolder, record: Record) -> npt.NDArray[np.uint8]:
+def read_record(folder: PackedFolder, record: Record) -> npt.NDArray[np.uint8]:
+    """Its bytes, checked, and ``READABLE_TAIL_BYTES`` more: uint8.
+
+    Raises:
+        TruncatedShardError, CorruptRecordError: it is not what the manifest says.
+    """
     data = np.zeros(record.length + READABLE_TAIL_BYTES, dtype=np.uint8)
     found = np.fromfile(folder.path / record.file, dtype=np.uint8, count=record.length, offset=record.offset)
     if found.nbytes < record.length:

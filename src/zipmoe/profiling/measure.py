@@ -39,10 +39,18 @@ from zipmoe.profiling.execution_probes import (
     TOKENS,
     DispatchProbe,
     ExecutionProbe,
+    ExpertWeights,
     execution_memory_bytes,
     expert_weights,
 )
 from zipmoe.profiling.expert_sample import ExpertKind, SampleMatrix, most_common_kind, read_sample
+from zipmoe.profiling.fused_probes import (
+    FUSED_TOKENS,
+    FusedProbe,
+    fused_memory_bytes,
+    packed_experts,
+    unpacked_experts,
+)
 from zipmoe.profiling.memory_probes import MEMORY_BYTES, memory_probes
 from zipmoe.profiling.operating_points import OperatingPoint, operating_points
 from zipmoe.profiling.read_places import RecordFiles, record_files
@@ -51,6 +59,7 @@ from zipmoe.profiling.report import (
     ExecutionTime,
     ExpertShape,
     ExponentRatio,
+    FusedTime,
     MemoryRate,
     ProfileReport,
     Provenance,
@@ -183,8 +192,11 @@ def measure(
     memory.clear()
     experts = expert_weights(kind.shapes, np.concatenate([m.weights.reshape(-1) for m in sample]), memory)
     execution = [ExecutionProbe(tokens, experts) for tokens in TOKENS]
-    dispatch = DispatchProbe(max(columns for _, _, columns in kind.shapes))
-    *execution_samples, dispatched = schedule.stage("execution", [*execution, dispatch]).samples
+    fused = _fused_probes(folder, kind, experts, memory, workers)
+    product = FusedProbe(1, fused[0].weights, _native.ComputeThreads(workers)) if fused else ExecutionProbe(1, experts)
+    dispatch = DispatchProbe(max(columns for _, _, columns in kind.shapes), lambda: product.run(1))
+    dispatched, *found_times = schedule.stage("execution", [dispatch, *execution, *fused]).samples
+    execution_samples, fused_samples = found_times[: len(execution)], found_times[len(execution) :]
     busy = load.cores()
     report = ProfileReport(
         folder=str(folder.path),
@@ -208,6 +220,11 @@ def measure(
         execution=tuple(
             ExecutionTime(probe.tokens, Estimate.of(probe.executions))
             for probe, found in zip(execution, execution_samples, strict=True)
+            if found is not None
+        ),
+        fused=tuple(
+            FusedTime(probe.weights.form, probe.tokens, probe.weights.expert_bytes, Estimate.of(probe.executions))
+            for probe, found in zip(fused, fused_samples, strict=True)
             if found is not None
         ),
         dispatch_seconds=dispatched.seconds_per_work() if dispatched is not None else None,
@@ -247,7 +264,20 @@ def _memory_bytes(
     kind: ExpertKind, encoded: Sequence[EncodedSample], sample: Sequence[SampleMatrix], workers: int
 ) -> int:
     codecs = codec_memory_bytes(encoded, sample, workers)
-    return max(READ_MEMORY_BYTES, codecs, MEMORY_BYTES, execution_memory_bytes(kind.bfloat16_bytes, len(kind.shapes)))
+    execution = execution_memory_bytes(kind.bfloat16_bytes, len(kind.shapes))
+    packed = fused_memory_bytes(kind) if get_codec(encoded[0].point.settings.name).fused else 0
+    return max(READ_MEMORY_BYTES, codecs, MEMORY_BYTES, execution + packed)
+
+
+def _fused_probes(
+    folder: PackedFolder, kind: ExpertKind, experts: Sequence[ExpertWeights], memory: TouchedMemory, workers: int
+) -> list[FusedProbe]:
+    """None unless the folder's codec has kernels on its packed form."""
+    if not get_codec(folder.manifest.codec.name).fused:
+        return []
+    threads = _native.ComputeThreads(workers)
+    forms = (packed_experts(folder, kind, memory), unpacked_experts(experts))
+    return [FusedProbe(tokens, weights, threads) for weights in forms for tokens in FUSED_TOKENS]
 
 
 def _spread_notes(report: ProfileReport) -> list[str]:
@@ -256,7 +286,7 @@ def _spread_notes(report: ProfileReport) -> list[str]:
         "disk": [read.bytes_per_second for read in report.reads if read.mode == "direct" or report.direct_refusal],
         "codecs": [rate for codec in report.codecs for rate in codec.decompress_bytes_per_second.values()],
         "memory": [rate.bytes_per_second for rate in report.memory],
-        "execution": [time.seconds for time in report.execution],
+        "execution": [time.seconds for time in report.execution] + [time.seconds for time in report.fused],
     }
     unsteady = [
         f"{name} ({statistics.median(estimate.spread for estimate in estimates):.0%})"

@@ -11,7 +11,7 @@ from zipmoe.planning.device import HostFingerprint
 from zipmoe.profiling.disk_identity import DiskIdentity
 from zipmoe.profiling.estimate import Estimate
 
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 VERSION_KEY = "zipmoe_profile_report"
 
 
@@ -113,6 +113,18 @@ class ExecutionTime:
 
 
 @dataclass(frozen=True)
+class FusedTime:
+    """p of an expert as it lies in memory."""
+
+    form: str
+    """The folder's codec, or ``"BF16"``."""
+    tokens: int
+    expert_bytes: int
+    """In this form, mean of the experts that were executed."""
+    seconds: Estimate
+
+
+@dataclass(frozen=True)
 class ProfileReport:
     """One run of ``zipmoe profile``."""
 
@@ -136,6 +148,8 @@ class ProfileReport:
     """By workers: BF16 bytes produced by all of them."""
     memory: tuple[MemoryRate, ...]
     execution: tuple[ExecutionTime, ...]
+    fused: tuple[FusedTime, ...]
+    """Of a folder whose codec has kernels on its packed form."""
     dispatch_seconds: Estimate | None
     """One small torch operation; None: left out for lack of time."""
     left_out: tuple[str, ...]

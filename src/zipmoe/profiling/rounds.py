@@ -100,8 +100,9 @@ class _Entry:
     def run(self, units: int, clock: Clock) -> float:
         began = clock()
         seconds = max(self.probe.run(units), 1e-9)
-        self.seconds_left -= clock() - began
-        self.seconds_per_unit = seconds / units
+        passed = clock() - began  # what is not timed, such as other work in turn with it, takes its time, too
+        self.seconds_left -= passed
+        self.seconds_per_unit = max(seconds, passed) / units
         return seconds
 
 

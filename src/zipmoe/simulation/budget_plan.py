@@ -16,6 +16,7 @@ from zipmoe.engine.pool_budget import pools_bytes, single_pool_holds_all
 from zipmoe.engine.pool_slots import PoolSlots
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.folder_plan import FolderCosts, plan_folder, workload_of
+from zipmoe.planning.packed_products import ALL_PRODUCTS, PackedProducts
 from zipmoe.planning.partition import POOLS, ExpertState, PoolPlan
 from zipmoe.planning.plan_report import Candidate, PlanReport
 from zipmoe.planning.step_costs import StepCosts, dense_bytes, step_costs
@@ -49,6 +50,8 @@ class PlanRequest:
     """Restrict the pools; None: all that the codec has."""
     looked_up: Collection[str] = ()
     """Full names of embeddings (``dense_bytes``)."""
+    products: PackedProducts = ALL_PRODUCTS
+    """Which ones of the run read the packed form, if the codec has kernels for that."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ def plan_for_budget(request: PlanRequest, asked: PoolSlots | None = None) -> Bud
     """
     began = time.perf_counter()
     workload = workload_of(request.manifest, request.top_k, request.trace, request.half_life_steps)
-    folder = FolderCosts.of(request.manifest, request.profile)
+    folder = FolderCosts.of(request.manifest, request.profile, request.products)
     given = None if asked is None else _given(asked, workload, folder)
     rest = _rest(request, workload)
     everything = PoolPlan(compressed=workload.experts)
@@ -201,6 +204,7 @@ def _rest(request: PlanRequest, workload: Workload) -> StepCosts:
         dense_bytes(request.manifest, request.looked_up),
         len(request.manifest.expert_groups),
         float((sizes @ range(sizes.shape[1])).mean()),
+        products=request.products,
     )
 
 
@@ -217,6 +221,7 @@ def _fitting_report(
             workload,
             max(given // layers, 1),
             request.pools,
+            products=request.products,
             other_seconds=other_seconds,
             asked=asked,
             runner_ups=PROPOSALS,

@@ -1,0 +1,57 @@
+"""What a plan says about packed products is what the run does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+import zipmoe
+from zipmoe.codecs.codec_settings import CodecSettings
+from zipmoe.engine.rows_on_demand import model_on_meta
+from zipmoe.hf.packed_products import packed_products
+from zipmoe.planning.packed_products import ALL_PRODUCTS, NO_PRODUCTS, PackedProducts
+from zipmoe.store.pack import pack
+from zipmoe.store.packed_folder import PackedFolder
+
+ONLY_DENSE = PackedProducts(experts=False, dense=True)
+EXPECTED = {
+    "mixtral": ALL_PRODUCTS,
+    "qwen2_moe": ALL_PRODUCTS,
+    "deepseek_v3": ALL_PRODUCTS,
+    "gpt_oss": ONLY_DENSE,  # biases, transposed matrices
+    "dbrx": ONLY_DENSE,  # loops over its experts in its own forward
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_models_before_and_after_loading_say_the_same(packed_model, name):
+    packed = packed_model(name)
+    manifest = PackedFolder.open(packed.folder).manifest
+    meta = model_on_meta(AutoConfig.from_pretrained(packed.folder), packed.tiny.architecture)
+    assert packed_products(meta, manifest, "fast") == EXPECTED[name]
+    assert packed_products(meta, manifest, "exact") == NO_PRODUCTS
+    model = zipmoe.load(packed.folder, memory="8GB", mode="fast")
+    with model.zipmoe_engine:
+        assert packed_products(model, manifest, "fast") == EXPECTED[name]
+        with torch.inference_mode():
+            model(input_ids=torch.tensor([[5]]))
+        computed = [getattr(module, "_zipmoe_network", None) is not None for module in model.modules()]
+        assert any(computed) == EXPECTED[name].experts
+
+
+def test_what_makes_a_run_decode(packed_model, tmp_path: Path):
+    packed = packed_model("mixtral")
+    manifest = PackedFolder.open(packed.folder).manifest
+    config = AutoConfig.from_pretrained(packed.folder)
+    config._experts_implementation = "eager"
+    assert packed_products(model_on_meta(config, packed.tiny.architecture), manifest, "fast") == ONLY_DENSE
+    wide = zipmoe.load(packed.folder, memory="8GB", mode="fast", dtype=torch.float32)
+    with wide.zipmoe_engine:
+        assert packed_products(wide, manifest, "fast") == NO_PRODUCTS
+    pack(packed.source, tmp_path / "zstd", CodecSettings("zstd", 3, 2), jobs=1, min_dense_bytes=0)
+    chunks = PackedFolder.open(tmp_path / "zstd").manifest
+    meta = model_on_meta(AutoConfig.from_pretrained(packed.folder), packed.tiny.architecture)
+    assert packed_products(meta, chunks, "fast") == NO_PRODUCTS
