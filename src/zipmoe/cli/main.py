@@ -36,11 +36,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
 )
-app.command("pack")(pack_command)
-app.command("inspect")(inspect_command)
-app.command("verify")(verify_command)
-app.command("run")(run_command)
-app.command("simulate")(simulate_command)
 app.command("pack", short_help="Pack a checkpoint, without losing a bit")(pack_command)
 app.command("inspect", short_help="Show what a packed folder contains")(inspect_command)
 app.command("verify", short_help="Check a packed folder, alone or against the original")(verify_command)
