@@ -25,6 +25,7 @@ from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.lazy_weight import LazyWeight
 from zipmoe.hf.packed_module import PackedModule, require_exact_conversion
+from zipmoe.hf.packed_products import packed_products
 from zipmoe.hf.saving import push_folder, save_packed_folder
 from zipmoe.store.packed_folder import PackedFolder
 
@@ -134,7 +135,10 @@ class PackedModel(PackedSubModel):
             return str(self.zipmoe_mode)
         if self.zipmoe_engine.fused is None:
             return "fast (computed as exact: nothing computes on this codec's packed form)"
-        return f"fast (fused kernels up to {FUSED_ROWS_MAX} rows)"
+        if self.dtype != torch.bfloat16:
+            return f"fast (computed as exact: the kernels take BF16, not {str(self.dtype).removeprefix('torch.')})"
+        experts = packed_products(self, self._zipmoe_folder.manifest, "fast").experts
+        return f"fast (fused kernels up to {FUSED_ROWS_MAX} rows{'' if experts else ', experts decoded'})"
 
     def dequantize(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises UnsupportedOperationError: the unpacked model is the original checkpoint."""
