@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from interrupted_native import Interrupted
 from packed_model import EMBEDDING, EXPERTS, GROUPS, PARAMETERS, PROJECTION, PackedModel, build
 
 from zipmoe import _native
@@ -227,26 +227,6 @@ def test_damage_is_reported_by_the_request(tmp_path: Path, separable: bool) -> N
             with pytest.raises(CorruptRecordError, match=model.record(0, 5).name):
                 compute(engine, [4, 5, 6])
             assert compute(engine, [4, 6]).shape == (2, 64)
-
-
-class Interrupted:
-    """A native engine during one of whose calls Ctrl-C is pressed: Python raises it as soon as the call returns."""
-
-    def __init__(self, native: Any, call: str) -> None:
-        self._native = native
-        self._call = call
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._native, name)
-        if name != self._call:
-            return attribute
-
-        def interrupted(*arguments: Any) -> Any:
-            result = attribute(*arguments)
-            signal.raise_signal(signal.SIGINT)
-            return result
-
-        return interrupted
 
 
 @pytest.mark.parametrize("call", ["begin_request", "abandon_request", "feed_forward_request", "next_expert"])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from interrupted_native import Interrupted
 from packed_model import EXPERTS, GROUPS, PARAMETERS, PackedModel, build
 
 from zipmoe import _native
@@ -153,26 +152,6 @@ def test_results_do_not_depend_on_the_number_of_threads(tmp_path: Path, threads:
     model = build(tmp_path, CodecSettings("fx3", None, 1), second_layer_scale=30)
     with model.engine(2, decode_threads=threads, io_threads=threads) as engine:
         run(engine, model, 1, [0, 5, 7])
-
-
-class Interrupted:
-    """A native engine during one of whose calls Ctrl-C is pressed: Python raises it as soon as the call returns."""
-
-    def __init__(self, native: Any, call: str) -> None:
-        self._native = native
-        self._call = call
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._native, name)
-        if name != self._call:
-            return attribute
-
-        def interrupted(*arguments: Any) -> Any:
-            result = attribute(*arguments)
-            signal.raise_signal(signal.SIGINT)
-            return result
-
-        return interrupted
 
 
 @pytest.mark.parametrize("call", ["begin_request", "next_expert", "end_request"])
