@@ -20,6 +20,7 @@ from replayed_models import (
     chosen_traces,
     device_constants,
     packed_expert,
+    replay_report,
     task_progress,
 )
 from result_document import add_result_options, table, write_results
@@ -113,12 +114,7 @@ def main() -> None:
                     tasks.finished(f"{codec} {trace.header.model}")
     tables = tables_of(results)
     print(tables)
-    report = {
-        "warm_up": WARM_UP,
-        "prompts": arguments.prompts,
-        "devices": device_constants(devices),
-        "results": results,
-    }
+    report = replay_report(arguments, device_constants(devices), results)
     write_results(arguments.json, arguments.document, "Compressors (table 7)", report, tables)
 
 

@@ -26,6 +26,7 @@ from replayed_models import (
     chosen_traces,
     device_constants,
     packed_expert,
+    replay_report,
     task_progress,
 )
 from result_document import add_result_options, earlier_results, table, write_results
@@ -153,12 +154,7 @@ def main() -> None:
     shown = [share for share in arguments.shares if share in SHOWN_SHARES] or arguments.shares
     tables = tables_of(results, shown)
     print(tables)
-    report = {
-        "warm_up": WARM_UP,
-        "prompts": arguments.prompts,
-        "devices": constants,
-        "results": by_case,
-    }
+    report = replay_report(arguments, constants, by_case)
     write_results(arguments.json, arguments.document, "Memory budgets (tables 5 and 6)", report, tables)
     if arguments.plot:
         plot(arguments.plot, results)

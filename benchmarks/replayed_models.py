@@ -76,6 +76,11 @@ def device_constants(devices: list[DeviceProfile]) -> dict[str, Any]:
     return constants
 
 
+def replay_report(arguments: argparse.Namespace, constants: dict[str, Any], results: Any) -> dict[str, Any]:
+    """The JSON of a simulated experiment: what it was told, the machines (``device_constants``) and what came out."""
+    return {"warm_up": WARM_UP, "prompts": arguments.prompts, "devices": constants, "results": results}
+
+
 class Tasks:
     """Counts finished parts of a known number of parts."""
 

@@ -24,6 +24,7 @@ from replayed_models import (
     chosen_traces,
     device_constants,
     packed_expert,
+    replay_report,
     task_progress,
 )
 from result_document import add_result_options, table, write_results
@@ -145,12 +146,7 @@ def main() -> None:
                     tasks.finished(f"{trace.header.model} {share:.0%}")
     tables = tables_of(results, arguments.amounts)
     print(tables)
-    report = {
-        "warm_up": WARM_UP,
-        "prompts": arguments.prompts,
-        "devices": device_constants(devices),
-        "results": results,
-    }
+    report = replay_report(arguments, device_constants(devices), results)
     write_results(arguments.json, arguments.document, "Workload shift (table 4)", report, tables)
     if arguments.plot:
         plot(arguments.plot, results)
