@@ -19,7 +19,7 @@ def check_plot(path: Path) -> None:
     try:
         backend = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
     except ImportError as error:
-        raise InvalidArgumentError("--plot needs matplotlib", hint="pip install matplotlib") from error
+        raise InvalidArgumentError("--plot needs matplotlib", hint="pip install 'zipmoe[plot]'") from error
     kinds = backend.get_supported_filetypes()
     if path.suffix.lstrip(".") not in kinds:
         raise InvalidArgumentError(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from zipmoe import _native
+from zipmoe.engine.option_checks import one_of
 from zipmoe.errors import InvalidArgumentError
 
 DEFAULT_POLICY = "zipmoe"
 """The paper's decayed counts: more hits than LRU in replays of real routing (docs/simulation.md)."""
 DEFAULT_HALF_LIFE_STEPS = 16.0
-"""Steps of the model after which an activation counts half (design notes, ALGORITHMS 6: 8 to 32 are close)."""
+"""Steps of the model after which an activation counts half (docs/results/ablation.md: 8 to 32 are close)."""
 
 
 def checked_policy(name: str) -> str:
     """The name of a policy; InvalidArgumentError, naming the choices, if there is none of this name."""
-    names = _native.cache_policies()
-    if name not in names:
-        raise InvalidArgumentError(f"policy must be one of {', '.join(names)}, not {name!r}")
-    return name
+    return one_of("policy", name, _native.cache_policies())
 
 
 def checked_half_life(steps: float) -> float:

@@ -7,6 +7,7 @@ experts are decoded and multiplied, the pool reads faster (docs/results).
 from __future__ import annotations
 
 from zipmoe import _native
+from zipmoe.engine.option_checks import one_of
 from zipmoe.errors import InvalidArgumentError
 
 IO_BACKENDS = ("auto", "threads", "uring")
@@ -22,8 +23,7 @@ def choose_io_backend(backend: str, io_threads: int | None) -> str:
     Raises:
         InvalidArgumentError: the choice is unknown or contradicts itself, or ``"uring"`` cannot be used here.
     """
-    if backend not in IO_BACKENDS:
-        raise InvalidArgumentError(f"io_backend must be one of {', '.join(IO_BACKENDS)}, not {backend!r}")
+    one_of("io_backend", backend, IO_BACKENDS)
     if backend == "uring":
         if io_threads is not None:
             raise InvalidArgumentError("io_threads are of the backend threads, not of uring", hint="leave one out")

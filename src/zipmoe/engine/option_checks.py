@@ -1,4 +1,4 @@
-"""Checks of an engine's options."""
+"""Checks of options that an engine and those who open one take."""
 
 from __future__ import annotations
 

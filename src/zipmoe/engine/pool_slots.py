@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS, DEFAULT_POLICY, checked_half_life, checked_policy
+from zipmoe.engine.option_checks import one_of
 from zipmoe.errors import InvalidArgumentError
 
 POOL_LETTERS = "FCSE"
@@ -140,8 +141,7 @@ class PoolSettings:
             raise InvalidArgumentError(f"the tolerance of ranks must not be negative: {self.tolerance}")
         checked_policy(self.policy)
         checked_half_life(self.half_life_steps)
-        if self.order not in READ_ORDERS:
-            raise InvalidArgumentError(f"order must be one of {', '.join(READ_ORDERS)}, not {self.order!r}")
+        one_of("order", self.order, READ_ORDERS)
 
     def of_groups(self, experts: Sequence[int]) -> tuple[PoolSlots, ...]:
         """Slots of each layer; ``experts``: how many it has.

@@ -16,6 +16,7 @@ from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.engine.cache_policy import checked_half_life, checked_policy
 from zipmoe.engine.engine import IO_MODES, VERIFY_MODES
 from zipmoe.engine.io_backend import IO_BACKENDS
+from zipmoe.engine.option_checks import one_of
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.engine.rows_on_demand import EMBEDDING_PLACES
 from zipmoe.errors import InvalidArgumentError, ManifestError
@@ -119,10 +120,10 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.memory = memory
         self.mode = mode
         self.context_tokens = _positive("context_tokens", context_tokens)
-        self.verify = _one_of("verify", verify, VERIFY_MODES)
-        self.io_mode = _one_of("io_mode", io_mode, IO_MODES)
+        self.verify = one_of("verify", verify, VERIFY_MODES)
+        self.io_mode = one_of("io_mode", io_mode, IO_MODES)
         self.io_threads = _positive("io_threads", io_threads)
-        self.io_backend = _one_of("io_backend", io_backend, IO_BACKENDS)
+        self.io_backend = one_of("io_backend", io_backend, IO_BACKENDS)
         self.decode_threads = _positive("decode_threads", decode_threads)
         self.pools = _parse_pools(pools)
         self.trace = trace
@@ -130,12 +131,12 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             raise InvalidArgumentError("a trace is for planning", hint=f'give pools="{PLANNED_POOLS}" with it')
         self.policy = checked_policy(policy) if policy is not None else None
         self.half_life_steps = checked_half_life(half_life_steps) if half_life_steps is not None else None
-        self.embedding = _one_of("embedding", embedding, EMBEDDING_PLACES)
+        self.embedding = one_of("embedding", embedding, EMBEDDING_PLACES)
         if not isinstance(early_routing, bool):
             raise InvalidArgumentError(f"early_routing is {early_routing!r}", hint="give True or False")
         self.early_routing = early_routing
         if mode is not None:
-            _one_of("mode", mode, MODES)
+            one_of("mode", mode, MODES)
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """What the caller chose; Transformers copies it over the folder's own configuration."""
@@ -149,7 +150,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         """The mode: argument, else ``ZIPMOE_MODE``, else ``"fast"``."""
         if self.mode is not None:
             return self.mode
-        return _one_of("ZIPMOE_MODE", os.environ.get("ZIPMOE_MODE", "fast"), MODES)
+        return one_of("ZIPMOE_MODE", os.environ.get("ZIPMOE_MODE", "fast"), MODES)
 
     def to_dict(self) -> dict[str, Any]:
         """The part that belongs into config.json."""
@@ -161,12 +162,6 @@ def _parse_pools(pools: str | PoolSlots | PoolSettings | None) -> str | PoolSlot
     if not isinstance(pools, str) or pools == PLANNED_POOLS:
         return pools
     return None if pools == NO_POOLS else PoolSlots.parse(pools)
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise InvalidArgumentError(f"{name} is {value!r}", hint=f"choose one of {', '.join(allowed)}")
-    return value
 
 
 def _positive(name: str, value: int | None) -> int | None:
