@@ -4,6 +4,7 @@
 #include <utility>
 
 namespace zipmoe {
+
 ChosenReader open_reader(const std::vector<std::string>& paths, const ReaderOptions& options) {
   if (options.backend == IoBackend::threads) {
     ThreadPoolReaderOptions threads = options.threads;

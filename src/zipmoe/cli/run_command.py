@@ -61,7 +61,8 @@ def run_command(
         bool,
         typer.Option(
             "--exact",
-            help="Logits bit for bit equal to plain Transformers on this machine (so far, they are without it too)",
+            help="Logits bit for bit equal to plain Transformers on this machine; without it, products of few rows "
+            "read packed weights where the codec has kernels for that, and round differently",
         ),
     ] = False,
     combine: Annotated[
@@ -102,7 +103,6 @@ def run_command(
         _check_new_file(record_trace)
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
     _check_pools(pools, trace)
-
     _check_policy(policy, half_life)
 
     from zipmoe.store.packed_folder import PackedFolder

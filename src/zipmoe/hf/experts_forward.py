@@ -1,7 +1,9 @@
-"""Experts modules of Transformers' experts interface, computed from packed experts, bit for bit.
+"""Experts modules of Transformers' experts interface, computed from packed experts.
 
-What must not change for that (docs/architecture.md): all rows of an expert go through one matrix product (same M), gate
-and up stay fused, weights keep their layout, and the outputs are combined in the order that Transformers uses.
+In the mode ``fast``, few rows go through the native core (``fused_experts.py``). All else is bit for bit what plain
+Transformers computes. What must not change for that (docs/architecture.md): all rows of an expert go through one
+matrix product (same M), gate and up stay fused, weights keep their layout, and the outputs are combined in the order
+that Transformers uses.
 """
 
 from __future__ import annotations
