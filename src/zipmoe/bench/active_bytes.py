@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
+from zipmoe.hf.embedding_parameters import embedding_parameters
 from zipmoe.store.manifest import Manifest
 
 
@@ -14,18 +13,14 @@ def always_active_bytes(model: nn.Module, manifest: Manifest) -> int:
 
     Embedding tables are left out, of which a step uses a row per token, unless they are tied to an output matrix.
     """
-    modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
-
-    def looked_up(parameter: str) -> bool:
-        return isinstance(modules.get(parameter.rpartition(".")[0]), nn.Embedding)
-
+    looked_up = embedding_parameters(model)
     packed = sum(
         block.length
         for matrix in manifest.dense
-        if not all(looked_up(name) for name in (matrix.parameter, *matrix.tied_parameters))
+        if not {matrix.parameter, *matrix.tied_parameters} <= looked_up
         for block in matrix.blocks
     )
-    parameters = (parameter for name, parameter in model.named_parameters() if not looked_up(name))
+    parameters = (parameter for name, parameter in model.named_parameters() if name not in looked_up)
     plain = sum(parameter.nbytes for parameter in parameters if parameter.device.type != "meta")
     return packed + plain
 

@@ -183,14 +183,13 @@ def _products(config: Any, folder: PackedFolder, *, exact: bool) -> tuple[set[st
 
     import zipmoe.hf.quantizer  # noqa: F401
     from zipmoe.engine.rows_on_demand import model_on_meta
-    from zipmoe.hf.automatic_pools import embedding_parameters
     from zipmoe.hf.configuration import ZipMoEConfig
+    from zipmoe.hf.embedding_parameters import embedding_parameters
     from zipmoe.hf.packed_products import packed_products
 
     mode = ZipMoEConfig(mode="exact" if exact else None).resolved_mode()
     model = model_on_meta(config, config.architectures[0])
-    looked_up = embedding_parameters(model.named_modules(remove_duplicate=False))
-    return looked_up, packed_products(model, folder.manifest, mode), mode
+    return embedding_parameters(model), packed_products(model, folder.manifest, mode), mode
 
 
 def _print_table(plan: BudgetPlan, first: str) -> None:

@@ -5,12 +5,10 @@ Where that is not possible, one line says why, and the single pool of whole reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from zipmoe.engine.budget import MemoryBudget
 from zipmoe.engine.model_shape import EXPERTS_PER_TOKEN, largest, text_config
@@ -19,6 +17,7 @@ from zipmoe.engine.pool_slots import PoolSettings
 from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices
 from zipmoe.errors import BudgetTooSmallError, InvalidArgumentError, ZipMoEError
 from zipmoe.hf.configuration import ZipMoEConfig
+from zipmoe.hf.embedding_parameters import embedding_parameters
 from zipmoe.hf.packed_products import packed_products
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.folder_plan import check_trace
@@ -31,15 +30,6 @@ from zipmoe.store.packed_folder import PackedFolder
 _Note = Callable[[str], None]
 _ATTEMPTS = 3
 """Planning itself takes some memory of the process, and with less left the plan is another."""
-
-
-def embedding_parameters(modules: Iterable[tuple[str, nn.Module]]) -> set[str]:
-    """Full names of the weights of which a step looks single rows up.
-
-    Args:
-        modules: ``model.named_modules(remove_duplicate=False)``.
-    """
-    return {f"{name}.weight" for name, module in modules if isinstance(module, nn.Embedding)}
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ def automatic_pools(
     if profile is None:
         return AutomaticPools(None, tuple(notes))
     measure_budget()  # refuses what is wrong with it
-    looked_up = embedding_parameters(model.named_modules(remove_duplicate=False))
+    looked_up = embedding_parameters(model)
     top_k = largest(text_config(model.config), EXPERTS_PER_TOKEN) or 1
     tables = looked_up_matrices(model, folder.manifest) if settings.embedding == "on-demand" else ()
     rows_on_demand = RowsOnDemand.of_manifest(folder.manifest, tables)
