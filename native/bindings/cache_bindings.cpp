@@ -87,10 +87,6 @@ void bind_cache(nb::module_& module) {
            "One execution of a sparse layer with these distinct experts: (residency of each before, moves (expert, "
            "from, to) that were made afterwards).")
       .def(
-          "correct",
-          [](LayerPools& self, uint32_t expert, uint8_t actual) { self.correct(expert, parse_residency(actual)); },
-          "expert"_a, "residency"_a, "Where an expert really is, after something that was decided could not be done.")
-      .def(
           "resize",
           [](LayerPools& self, const std::array<uint32_t, kPools>& slots) { return tuples(self.resize({slots})); },
           "slots"_a, "Other numbers of slots of F, C, S, E: the moves (expert, from, to) that make room.")
