@@ -80,7 +80,7 @@ def run_command(
         typer.Option("--io", help="Reads: auto (past the page cache where possible) or buffered (through it)"),
     ] = "auto",
     record_trace: Annotated[
-        Path | None, typer.Option(help="Write which experts every layer activates to this new file, for simulate")
+        Path | None, typer.Option(help="Write which experts every layer activates to this new file (plan, simulate)")
     ] = None,
     io_backend: Annotated[
         str,
