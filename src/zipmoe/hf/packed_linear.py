@@ -49,6 +49,6 @@ class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]
         """Kernels on the packed weight, if they pay for this input."""
         rows = input.numel() // self.in_features
         types = {input.dtype, self._zipmoe_dtype, torch.bfloat16 if self.bias is None else self.bias.dtype}
-        if not 0 < rows <= FUSED_ROWS_MAX or types != {torch.bfloat16}:
-            return None
+        if not 0 < rows <= FUSED_ROWS_MAX or types != {torch.bfloat16} or input.shape[-1:] != (self.in_features,):
+            return None  # inputs of another shape get torch's own error
         return self._zipmoe_slot.engine.fused
