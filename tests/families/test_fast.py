@@ -108,3 +108,15 @@ def test_inputs_of_another_width_are_refused_as_torch_refuses_them(
         fast.model.layers[0].self_attn.o_proj(inputs)
     assert str(found.value) == str(expected.value)
     fast.zipmoe_engine.close()
+
+
+def test_a_bias_may_lie_anywhere(packed: Packed) -> None:
+    fast = load_packed("qwen2_moe", packed("qwen2_moe", CodecSettings("fx3", None, 1)), mode="fast")
+    linear = fast.model.layers[0].self_attn.q_proj
+    inputs = torch.ones((1, linear.in_features), dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = linear(inputs)
+        linear.bias = torch.nn.Parameter(torch.stack([linear.bias, linear.bias + 1], 1)[:, 0], requires_grad=False)
+        assert not linear.bias.is_contiguous()
+        assert torch.equal(linear(inputs), expected)
+    fast.zipmoe_engine.close()

@@ -30,7 +30,8 @@ class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]
         fused = self._fused(input)
         if fused is not None:
             rows = input.reshape(-1, self.in_features).contiguous()
-            result = fused.linear(self._zipmoe_parameter, rows, self.bias)
+            bias = None if self.bias is None else self.bias.contiguous()
+            result = fused.linear(self._zipmoe_parameter, rows, bias)
             return result.view(*input.shape[:-1], self.out_features)
         output: torch.Tensor | None = None
         with torch.no_grad(), closing(self._zipmoe_slot.engine.dense_tiles(self._zipmoe_parameter)) as tiles:
