@@ -133,6 +133,17 @@ def test_the_mode_is_that_of_the_run(
     assert (code, "mode fast" in err) == (0, True)
 
 
+def test_no_command_is_printed_that_run_would_refuse(
+    planar: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--profile", profile, "--context-tokens", 300, "--slots", "C=3"]
+    memory = _memory_for(planar, PoolSlots(compressed=3))
+    code, _, err = _run(capsys, "plan", planar, *options, "--memory", memory)
+    assert (code, "hint: zipmoe run" in err, "do not fit" in err) == (0, True, False)
+    code, _, err = _run(capsys, "plan", planar, *options, "--memory", _memory_for(planar, PoolSlots()) - 14_000_000)
+    assert (code, "hint: zipmoe run" in err, "do not fit" in err) == (0, False, True), err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

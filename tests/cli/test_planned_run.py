@@ -12,6 +12,7 @@ import pytest
 from zipmoe.cli.main import main
 from zipmoe.planning.partition import PoolPlan
 from zipmoe.planning.trace import read_trace
+from zipmoe.profiling.kept_traces import kept_trace_path
 from zipmoe.simulation.budget_plan import PlanRequest, plan_for_budget
 from zipmoe.simulation.replay import replay
 from zipmoe.store.manifest import CodecSettings
@@ -132,6 +133,24 @@ def test_with_a_profile_the_pools_are_planned(folder: Path, tmp_path: Path, caps
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     code, out, err = _run(capsys, "plan", folder, "--memory", "8GB", "--trace", "none", "--json")
     assert (code, json.loads(out)["replayed_steps"]) == (0, 0)
+
+
+def test_a_damaged_kept_trace_is_named_and_left_out(
+    folder: Path,
+    measured_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shutil.copytree(measured_cache, tmp_path / "cache")))
+    kept = kept_trace_path(PackedFolder.open(folder).manifest)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(b"no trace")
+    for command in (["plan", folder, "--json"], ["run", folder, *GENERATE]):
+        code, _, err = _run(capsys, *command, "--memory", "8GB")
+        assert code == 0, err
+        (line,) = [line for line in err.splitlines() if line.startswith("note: the kept trace")]
+        assert f"{str(kept)!r} is not used" in line
 
 
 @pytest.mark.usefixtures("measured")

@@ -129,6 +129,7 @@ def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.Captu
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=1,S=1"], "records have no parts"),
         (["--memory", "8GB", "--prompt", "a", "--policy", "oracle"], "policy must be one of zipmoe, lru, lfu"),
         (["--memory", "8GB", "--prompt", "a", "--half-life", "0"], "above 0 steps"),
+        (["--memory", "8GB", "--prompt", "a", "--policy", "lru", "--half-life", "8"], "'lru' has no half-life"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_line(
@@ -229,7 +230,8 @@ def test_the_policy_is_chosen_by_name_and_changes_no_token(
     options = ["--memory", "8GB", "--prompt-ids", "5 6 7 8", "--max-new-tokens", 4, "--ignore-eos", "--json"]
     outputs = []
     for policy, pools in ((None, None), ("fifo", None), ("marking", "F=1,C=2"), ("zipmoe", "C=1")):
-        chosen = ["--policy", policy, "--half-life", 8] if policy else []
+        chosen = ["--policy", policy] if policy else []
+        chosen += ["--half-life", 8] if policy == "zipmoe" else []
         code, out, err = _run(capsys, talking_packed, *options, *chosen, *(["--pools", pools] if pools else []))
         assert code == 0, err
         value = json.loads(out)

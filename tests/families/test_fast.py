@@ -92,3 +92,31 @@ def test_a_token_is_the_same_whatever_others_are_beside_it(packed: Packed) -> No
         apart = torch.cat([one(rows[i : i + 1], ids[i : i + 1], weights[i : i + 1]) for i in range(FUSED_ROWS_MAX)])
     assert torch.equal(together, apart)
     fast.zipmoe_engine.close()
+
+
+@pytest.mark.parametrize("shape", [(1, 128), (2, 32), (6, 32), (128,)])
+def test_inputs_of_another_width_are_refused_as_torch_refuses_them(
+    shape: tuple[int, ...], packed: Packed, checkpoint: Folder
+) -> None:
+    """Also where their numbers would fill rows of the right width."""
+    fast = load_packed("qwen2_moe", packed("qwen2_moe", CodecSettings("fx3", None, 1)), mode="fast")
+    plain = load_plain("qwen2_moe", checkpoint("qwen2_moe"))
+    inputs = torch.ones(shape, dtype=torch.bfloat16)
+    with torch.no_grad(), pytest.raises(RuntimeError) as expected:
+        plain.model.layers[0].self_attn.o_proj(inputs)
+    with torch.no_grad(), pytest.raises(RuntimeError) as found:
+        fast.model.layers[0].self_attn.o_proj(inputs)
+    assert str(found.value) == str(expected.value)
+    fast.zipmoe_engine.close()
+
+
+def test_a_bias_may_lie_anywhere(packed: Packed) -> None:
+    fast = load_packed("qwen2_moe", packed("qwen2_moe", CodecSettings("fx3", None, 1)), mode="fast")
+    linear = fast.model.layers[0].self_attn.q_proj
+    inputs = torch.ones((1, linear.in_features), dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = linear(inputs)
+        linear.bias = torch.nn.Parameter(torch.stack([linear.bias, linear.bias + 1], 1)[:, 0], requires_grad=False)
+        assert not linear.bias.is_contiguous()
+        assert torch.equal(linear(inputs), expected)
+    fast.zipmoe_engine.close()

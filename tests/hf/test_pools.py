@@ -162,10 +162,15 @@ def test_pools_are_named_in_the_mode_line(packed: Any) -> None:
 
 @pytest.mark.parametrize("pools", [None, "C=2"])
 def test_the_policy_is_chosen_with_and_without_pools(packed: Any, pools: str | None) -> None:
-    settings = zipmoe.ZipMoEConfig(memory="8GB", pools=pools, policy="lfuda", half_life_steps=4)
+    settings = zipmoe.ZipMoEConfig(memory="8GB", pools=pools, policy="lfuda")
     model = zipmoe.load(packed("mixtral", SEPARABLE[0], 2), quantization_config=settings)
     assert model.zipmoe_mode_line().endswith("; policy lfuda")
     with pytest.raises(InvalidArgumentError, match=r"policy must be one of zipmoe, lru, .*, not 'oracle'"):
         zipmoe.ZipMoEConfig(policy="oracle")
     with pytest.raises(InvalidArgumentError, match="half-life"):
         zipmoe.ZipMoEConfig(half_life_steps=0)
+    with pytest.raises(InvalidArgumentError, match="the policy 'lfuda' has no half-life"):
+        zipmoe.ZipMoEConfig(policy="lfuda", half_life_steps=4)
+    with pytest.raises(InvalidArgumentError, match="the policy 'lru' has no half-life"):
+        zipmoe.ZipMoEConfig(pools=PoolSettings(PoolSlots(compressed=2), policy="lru"), half_life_steps=4)
+    assert zipmoe.ZipMoEConfig(half_life_steps=4).half_life_steps == 4

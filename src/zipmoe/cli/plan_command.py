@@ -112,7 +112,8 @@ def plan_command(
         typer.echo(json.dumps({**plan.to_json(), **value}, indent=2))
     else:
         _print_plan(plan, f"{device.name}, mode {mode}", asked=asked is not None)
-        talk(f"hint: {command}")
+        if plan.fits:
+            talk(f"hint: {command}")
 
 
 def _check_options(context_tokens: int | None, half_life: float, slots: str | None, pools: str | None) -> None:
@@ -150,14 +151,13 @@ def _print_plan(plan: BudgetPlan, device: str, *, asked: bool) -> None:
 
 def _trace(folder: PackedFolder, trace: str | None) -> RoutingTrace | None:
     from zipmoe.planning.trace import read_trace
-    from zipmoe.profiling.kept_traces import kept_trace_path
+    from zipmoe.profiling.kept_traces import usable_kept_trace
 
     if trace == NO_TRACE:
         return None
     if trace is not None:
         return read_trace(Path(trace))
-    kept = kept_trace_path(folder.manifest)
-    return read_trace(kept) if kept.is_file() else None
+    return usable_kept_trace(folder.manifest, talk)
 
 
 def _profile(folder: PackedFolder, path: Path | None) -> DeviceProfile:

@@ -91,6 +91,7 @@ def run_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
+    from zipmoe.engine.cache_policy import checked_pair
     from zipmoe.engine.io_backend import choose_io_backend
 
     _check_options(memory, prompt, prompt_ids, chat, max_new_tokens, temperature, top_p, seed, combine)
@@ -103,7 +104,7 @@ def run_command(
         _check_new_file(record_trace)
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
     _check_pools(pools, trace)
-    _check_policy(policy, half_life)
+    checked_pair(policy, half_life)
 
     from zipmoe.store.packed_folder import PackedFolder
 
@@ -197,15 +198,6 @@ def _check_options(
         raise InvalidArgumentError("--chat needs --prompt, not --prompt-ids")
     if memory is not None:
         parse_bytes(memory)
-
-
-def _check_policy(policy: str | None, half_life: float | None) -> None:
-    from zipmoe.engine.cache_policy import checked_half_life, checked_policy
-
-    if policy is not None:
-        checked_policy(policy)
-    if half_life is not None:
-        checked_half_life(half_life)
 
 
 def _check_pools(pools: str | None, trace: Path | None) -> None:

@@ -8,6 +8,7 @@ from zipmoe.errors import InvalidArgumentError
 
 DEFAULT_POLICY = "zipmoe"
 """The paper's decayed counts: more hits than LRU in replays of real routing (docs/simulation.md)."""
+POLICY_WITH_HALF_LIFE = "zipmoe"
 DEFAULT_HALF_LIFE_STEPS = 16.0
 """Steps of the model after which an activation counts half (docs/results/ablation.md: 8 to 32 are close)."""
 
@@ -22,3 +23,20 @@ def checked_half_life(steps: float) -> float:
     if not steps > 0:
         raise InvalidArgumentError(f"the half-life of activation counts must be above 0 steps, not {steps:g}")
     return steps
+
+
+def checked_pair(policy: str | None, half_life_steps: float | None) -> None:
+    """What a caller asked for, each or both: InvalidArgumentError if one is wrong, or if the policy has no half-life.
+
+    Args:
+        policy: None: the default.
+        half_life_steps: None: the default.
+    """
+    name = DEFAULT_POLICY if policy is None else checked_policy(policy)
+    if half_life_steps is None:
+        return
+    checked_half_life(half_life_steps)
+    if name != POLICY_WITH_HALF_LIFE:
+        raise InvalidArgumentError(
+            f"the policy {name!r} has no half-life", hint=f"leave it out, or choose the policy {POLICY_WITH_HALF_LIFE}"
+        )

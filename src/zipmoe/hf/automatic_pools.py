@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from zipmoe.engine.budget import MemoryBudget
+from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS
 from zipmoe.engine.model_shape import EXPERTS_PER_TOKEN, largest, text_config
 from zipmoe.engine.pool_budget import pools_bytes, reserve_all_but_pools
 from zipmoe.engine.pool_slots import PoolSettings
 from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices
-from zipmoe.errors import BudgetTooSmallError, InvalidArgumentError, ZipMoEError
+from zipmoe.errors import BudgetTooSmallError, InvalidArgumentError
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.embedding_parameters import embedding_parameters
 from zipmoe.hf.packed_products import packed_products
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.folder_plan import check_trace
 from zipmoe.planning.trace import RoutingTrace, read_trace
-from zipmoe.profiling.kept_traces import kept_trace_path
+from zipmoe.profiling.kept_traces import usable_kept_trace
 from zipmoe.profiling.profile_store import find_profile, look_up_profile
 from zipmoe.simulation.budget_plan import BudgetPlan, PlanRequest, StepForecast, plan_for_budget
 from zipmoe.store.packed_folder import PackedFolder
@@ -78,7 +79,16 @@ def automatic_pools(
                 origin = f"pools planned with the profile of {measured} and {trace_name}: {_expected(plan.chosen)}"
                 return AutomaticPools(PoolSettings(plan.slots, origin=origin), tuple(notes))
             plan = plan_for_budget(
-                PlanRequest(folder.manifest, profile, top_k, free, trace, looked_up=looked_up, products=products)
+                PlanRequest(
+                    folder.manifest,
+                    profile,
+                    top_k,
+                    free,
+                    trace,
+                    settings.half_life_steps or DEFAULT_HALF_LIFE_STEPS,
+                    looked_up=looked_up,
+                    products=products,
+                )
             )
             if plan.slots is None and plan.single_pool is not None:
                 notes.append(f"note: a single pool holds every expert: {_expected(plan.single_pool)}")
@@ -100,14 +110,9 @@ def _trace(folder: PackedFolder, settings: ZipMoEConfig, note: _Note) -> tuple[R
         trace = read_trace(path)
         check_trace(trace, folder.manifest)
         return trace, f"the trace {path.name!r}"
-    kept = kept_trace_path(folder.manifest)
-    if kept.is_file():
-        try:
-            trace = read_trace(kept)
-            check_trace(trace, folder.manifest)
-            return trace, "the kept trace"
-        except ZipMoEError as error:
-            note(f"note: the kept trace {str(kept)!r} is not used: {error}")
+    kept = usable_kept_trace(folder.manifest, note)
+    if kept is not None:
+        return kept, "the kept trace"
     return None, "no trace (all experts alike)"
 
 

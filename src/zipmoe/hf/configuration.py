@@ -13,7 +13,7 @@ from typing import Any
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from zipmoe.checkpoint.source import QUANT_METHOD
-from zipmoe.engine.cache_policy import checked_half_life, checked_policy
+from zipmoe.engine.cache_policy import checked_pair
 from zipmoe.engine.engine import IO_MODES, VERIFY_MODES
 from zipmoe.engine.io_backend import IO_BACKENDS
 from zipmoe.engine.option_checks import one_of
@@ -79,7 +79,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         format_version: version of the packed folder, as config.json says.
 
     Raises:
-        InvalidArgumentError: unknown key or value.
+        InvalidArgumentError: unknown key or value, or a half-life with a policy that has none.
         ManifestError: unknown ``format_version``.
     """
 
@@ -129,8 +129,9 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.trace = trace
         if trace is not None and self.pools != PLANNED_POOLS:
             raise InvalidArgumentError("a trace is for planning", hint=f'give pools="{PLANNED_POOLS}" with it')
-        self.policy = checked_policy(policy) if policy is not None else None
-        self.half_life_steps = checked_half_life(half_life_steps) if half_life_steps is not None else None
+        checked_pair(policy or (pools.policy if isinstance(pools, PoolSettings) else None), half_life_steps)
+        self.policy = policy
+        self.half_life_steps = half_life_steps
         self.embedding = one_of("embedding", embedding, EMBEDDING_PLACES)
         if not isinstance(early_routing, bool):
             raise InvalidArgumentError(f"early_routing is {early_routing!r}", hint="give True or False")

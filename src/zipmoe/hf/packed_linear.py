@@ -30,7 +30,8 @@ class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]
         fused = self._fused(input)
         if fused is not None:
             rows = input.reshape(-1, self.in_features).contiguous()
-            result = fused.linear(self._zipmoe_parameter, rows, self.bias)
+            bias = None if self.bias is None else self.bias.contiguous()
+            result = fused.linear(self._zipmoe_parameter, rows, bias)
             return result.view(*input.shape[:-1], self.out_features)
         output: torch.Tensor | None = None
         with torch.no_grad(), closing(self._zipmoe_slot.engine.dense_tiles(self._zipmoe_parameter)) as tiles:
@@ -49,6 +50,6 @@ class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]
         """Kernels on the packed weight, if they pay for this input."""
         rows = input.numel() // self.in_features
         types = {input.dtype, self._zipmoe_dtype, torch.bfloat16 if self.bias is None else self.bias.dtype}
-        if not 0 < rows <= FUSED_ROWS_MAX or types != {torch.bfloat16}:
-            return None
+        if not 0 < rows <= FUSED_ROWS_MAX or types != {torch.bfloat16} or input.shape[-1:] != (self.in_features,):
+            return None  # inputs of another shape get torch's own error
         return self._zipmoe_slot.engine.fused

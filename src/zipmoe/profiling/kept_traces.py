@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from zipmoe.planning.trace import RoutingTrace, write_trace
+from zipmoe.errors import ZipMoEError
+from zipmoe.planning.folder_plan import check_trace
+from zipmoe.planning.trace import RoutingTrace, read_trace, write_trace
 from zipmoe.profiling.profile_store import profiles_folder
 from zipmoe.store.manifest import Manifest
 
@@ -18,6 +21,20 @@ def kept_trace_path(manifest: Manifest) -> Path:
     """Where the trace of this model is kept; it need not exist."""
     digest = hashlib.sha256(manifest.source_fingerprint.encode()).hexdigest()[:12]
     return profiles_folder().parent / "traces" / f"{digest}.jsonl.gz"
+
+
+def usable_kept_trace(manifest: Manifest, note: Callable[[str], None]) -> RoutingTrace | None:
+    """The kept trace of this model; None if there is none, or if ``note`` was told why it cannot be used."""
+    kept = kept_trace_path(manifest)
+    if not kept.is_file():
+        return None
+    try:
+        trace = read_trace(kept)
+        check_trace(trace, manifest)
+    except ZipMoEError as error:
+        note(f"note: the kept trace {str(kept)!r} is not used: {error}")
+        return None
+    return trace
 
 
 def keep_trace(trace: RoutingTrace, manifest: Manifest) -> Path:
