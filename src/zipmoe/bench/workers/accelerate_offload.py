@@ -7,11 +7,12 @@ the offloaded ones, the layer at work, and the interpreter).
 from __future__ import annotations
 
 from zipmoe.bench.workers.plain_transformers import measure
-from zipmoe.bench.workers.worker_protocol import Job, Reporter, run_worker
+from zipmoe.bench.workers.worker_protocol import Job, Reporter, let_openmp_wait, run_worker
 
 
 def work(job: Job, reporter: Reporter) -> None:
     """Load and generate."""
+    let_openmp_wait(passively=False)
     import accelerate
 
     loading = {

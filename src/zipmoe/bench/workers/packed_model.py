@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
-from zipmoe.bench.workers.worker_protocol import Job, Reporter, run_worker, storage_read_bytes
+from zipmoe.bench.workers.worker_protocol import Job, Reporter, let_openmp_wait, run_worker, storage_read_bytes
 
 
 def work(job: Job, reporter: Reporter) -> None:
     """Load within the memory of the job, generate every batch."""
+    let_openmp_wait(passively=True)
     import torch
     import transformers
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from zipmoe.bench.workers.worker_protocol import Job, Reporter, run_worker, storage_read_bytes
+from zipmoe.bench.workers.worker_protocol import Job, Reporter, let_openmp_wait, run_worker, storage_read_bytes
 
 
 def work(job: Job, reporter: Reporter) -> None:
     """Load and generate."""
+    let_openmp_wait(passively=False)
     measure(job, reporter, {}, {})
 
 

@@ -19,6 +19,16 @@ from typing import IO, Any
 _PR_SET_PDEATHSIG = 1
 
 
+def let_openmp_wait(*, passively: bool) -> None:
+    """How torch's threads wait between products, before torch is imported: as the ``zipmoe`` command has it for ZipMoE,
+    and as everybody else finds it for the others (the benchmark itself may run under that command).
+    """
+    if passively:
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+    else:
+        os.environ.pop("OMP_WAIT_POLICY", None)
+
+
 @dataclass(frozen=True)
 class Job:
     """What to load and what to generate."""
