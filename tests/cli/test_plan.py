@@ -15,6 +15,7 @@ from transformers import AutoConfig
 from zipmoe.cli.main import main
 from zipmoe.engine.pool_budget import budget_without_pools, pools_bytes
 from zipmoe.engine.pool_slots import PoolSlots
+from zipmoe.engine.rows_on_demand import model_on_meta
 from zipmoe.planning.device import DeviceProfile, host_fingerprint
 from zipmoe.store.manifest import CodecSettings
 from zipmoe.store.pack import pack
@@ -58,8 +59,8 @@ def planar(talking_source: Path, tmp_path: Path) -> Path:
 def _memory_for(folder: Path, slots: PoolSlots) -> int:
     """Budget of a run of 300 tokens in which just these slots fit beside everything else."""
     opened = PackedFolder.open(folder)
-    config = AutoConfig.from_pretrained(folder)
-    budget = budget_without_pools(opened.manifest, "16GB", config, 300)
+    model = model_on_meta(AutoConfig.from_pretrained(folder), opened.manifest.architecture)
+    budget = budget_without_pools(opened.manifest, "16GB", model, 300)
     return budget.reserved_bytes + pools_bytes(opened.manifest, slots) + 30_000_000  # the process grows a little
 
 

@@ -113,7 +113,8 @@ def test_save_pretrained_copies_the_table(mixtral, tmp_path: Path):
 def test_plan_and_run_reserve_the_same(packed_model, name, mode):
     packed = packed_model(name)
     manifest = PackedFolder.open(packed.folder).manifest
-    planned = budget_without_pools(manifest, "8GB", AutoConfig.from_pretrained(packed.folder), 64).ledger
+    meta = model_on_meta(AutoConfig.from_pretrained(packed.folder), manifest.architecture)
+    planned = budget_without_pools(manifest, "8GB", meta, 64).ledger
     pools = PoolSettings(PoolSlots(compressed=3))
     settings = zipmoe.ZipMoEConfig(memory="8GB", context_tokens=64, mode=mode, pools=pools)
     with zipmoe.load(packed.folder, quantization_config=settings).zipmoe_engine as engine:

@@ -80,8 +80,9 @@ def plan_command(
 
     config = AutoConfig.from_pretrained(folder)
     # With the model everything is imported that a run will keep in memory.
-    looked_up, products, mode = _products(config, opened, exact=exact)
-    budget = budget_without_pools(opened.manifest, memory, config, context_tokens)
+    model = _model(config, opened)
+    looked_up, products, mode = _products(model, opened, exact=exact)
+    budget = budget_without_pools(opened.manifest, memory, model, context_tokens)
     request = PlanRequest(
         opened.manifest,
         device,
@@ -175,20 +176,25 @@ def _profile(folder: PackedFolder, path: Path | None) -> DeviceProfile:
     return found
 
 
-def _products(config: Any, folder: PackedFolder, *, exact: bool) -> tuple[set[str], PackedProducts, str]:
-    """Names of the weights of which a step looks single rows up, which products of the run read packed weights, and
-    its mode; all from the model without its weights.
-    """
+def _model(config: Any, folder: PackedFolder) -> Any:
+    """The model without its weights."""
     from transformers.generation import utils  # noqa: F401
 
     import zipmoe.hf.quantizer  # noqa: F401
     from zipmoe.engine.rows_on_demand import model_on_meta
+
+    return model_on_meta(config, folder.manifest.architecture)
+
+
+def _products(model: Any, folder: PackedFolder, *, exact: bool) -> tuple[set[str], PackedProducts, str]:
+    """Names of the weights of which a step looks single rows up, which products of the run read packed weights, and
+    its mode.
+    """
     from zipmoe.hf.configuration import ZipMoEConfig
     from zipmoe.hf.embedding_parameters import embedding_parameters
     from zipmoe.hf.packed_products import packed_products
 
     mode = ZipMoEConfig(mode="exact" if exact else None).resolved_mode()
-    model = model_on_meta(config, config.architectures[0])
     return embedding_parameters(model), packed_products(model, folder.manifest, mode), mode
 
 

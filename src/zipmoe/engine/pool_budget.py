@@ -10,26 +10,26 @@ from zipmoe.engine.budget import MemoryBudget, plan_budget
 from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.pool_memory_plan import PoolMemoryPlan
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
-from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices, model_on_meta
+from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices
 from zipmoe.store.manifest import Manifest
 
 
 def budget_without_pools(
-    manifest: Manifest, memory: str | int | None, config: Any, context_tokens: int | None
+    manifest: Manifest, memory: str | int | None, model: Any, context_tokens: int | None
 ) -> MemoryBudget:
     """The budget of a run with everything reserved but the pools: what is free is theirs. Rows of embeddings are read
     on demand, as they are unless a caller asks for resident ones.
 
-    To be called in a process that has imported torch and Transformers, as the run will have.
+    To be called in a process that has imported torch and Transformers, as the run will have; ``model`` is on the meta
+    device (``model_on_meta``).
 
     Raises:
         BudgetTooSmallError: the budget is below the floor.
     """
-    model = model_on_meta(config, manifest.architecture)
     in_checkpoint = model.state_dict().keys()
     unpacked = sum(reason.bytes for reason in manifest.unpacked)
     unpacked += sum(buffer.nbytes for name, buffer in model.named_buffers() if name not in in_checkpoint)
-    budget = plan_budget(memory, config=config, unpacked_bytes=unpacked, context_tokens=context_tokens)
+    budget = plan_budget(memory, config=model.config, unpacked_bytes=unpacked, context_tokens=context_tokens)
     looked_up = looked_up_matrices(model, manifest)
     return reserve_all_but_pools(manifest, budget, RowsOnDemand.of_manifest(manifest, looked_up))
 
