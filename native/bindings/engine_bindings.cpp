@@ -22,7 +22,9 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/engine_arrays.hpp"
 #include "bindings/module.hpp"
+#include "bindings/process_bound_engine.hpp"
 #include "runtime/engine.hpp"
 
 namespace nb = nanobind;
@@ -92,28 +94,6 @@ EnginePools pool_options(const PoolsTuple& tuple) {
   options.read_order = parse_order_kind(read_order);
   return options;
 }
-
-// The threads of an engine do not exist in a forked child, so there nothing may be waited for: the child's copy is
-// abandoned, and every call refused.
-class ProcessBoundEngine {
- public:
-  ProcessBoundEngine(const RecordTable& table, EngineOptions options)
-      : engine_(std::make_unique<Engine>(table, std::move(options))), process_(::getpid()) {}
-  ~ProcessBoundEngine() {
-    if (::getpid() != process_) static_cast<void>(engine_.release());
-  }
-  ProcessBoundEngine(const ProcessBoundEngine&) = delete;
-  ProcessBoundEngine& operator=(const ProcessBoundEngine&) = delete;
-
-  Engine& get() const {
-    if (::getpid() != process_) throw std::logic_error("the engine belongs to the process that opened it");
-    return *engine_;
-  }
-
- private:
-  std::unique_ptr<Engine> engine_;
-  pid_t process_;
-};
 
 void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::string& verify, uint32_t io_threads,
                  uint32_t decode_threads, const std::string& io_mode, const std::string& io_backend,
@@ -191,12 +171,6 @@ void gather(const ProcessBoundEngine& self, const std::vector<uint32_t>& blocks,
   nb::gil_scoped_release release;
   self.get().gather(blocks, {rows.data(), rows.size()}, {out.data(), out.size()});
 }
-
-using Words2 = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OutWords2 = nb::ndarray<uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using BiasWords = std::optional<nb::ndarray<const uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>>;
-
-BFloat16Rows rows_of(const Words2& x) { return {{x.data(), x.size()}, x.shape(0)}; }
 
 void multiply(const ProcessBoundEngine& self, const std::vector<uint32_t>& blocks, Words2 x, OutWords2 out,
               const BiasWords& bias) {

@@ -6,6 +6,7 @@ NB_MODULE(_native, module) {
   zipmoe::bind_codecs(module);
   zipmoe::bind_compute(module);
   zipmoe::bind_engine(module);
+  zipmoe::bind_steps(module);
   zipmoe::bind_cache(module);
   zipmoe::bind_profile(module);
   zipmoe::bind_schedule(module);

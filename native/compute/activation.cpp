@@ -123,6 +123,8 @@ void activate(ActivationFunction function, float sigmoid_scale, float* values, u
   }
 }
 
+void exponentials(float* values, uint64_t count) { for_each(values, count, exponential); }
+
 void GatedActivation::apply(const float* gate, const float* up, uint64_t count, uint16_t* out) const {
   const bool gated = layout != GateLayout::none;
   Values activated;

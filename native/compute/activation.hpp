@@ -48,4 +48,7 @@ constexpr uint64_t kActivationsMax = 128;
 // f of each value in fp32, in place, not rounded.
 void activate(ActivationFunction function, float sigmoid_scale, float* values, uint64_t count);
 
+// exp of each value in fp32, in place; 0 below -87.3.
+void exponentials(float* values, uint64_t count);
+
 }  // namespace zipmoe

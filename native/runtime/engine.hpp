@@ -19,6 +19,7 @@
 #include "compute/expert_feed_forward.hpp"
 #include "io/reader_choice.hpp"
 #include "runtime/dense_records.hpp"
+#include "runtime/dense_steps.hpp"
 #include "runtime/expert_request.hpp"
 #include "runtime/pooled_request.hpp"
 #include "runtime/record_loader.hpp"
@@ -122,6 +123,15 @@ class Engine {
   // The feed-forward network of the expert that the open request handed out last: out BF16 [x.rows][rows of down].
   void feed_forward(RecordIndex record, const ExpertNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out);
 
+  // Parts of a decoder layer for one new token of each sequence (x.rows of them), with dense matrices only. Results do
+  // not depend on the number of rows either.
+  //
+  // Attention; the token's keys and values are written behind the cache's: out BF16 [x.rows][rows of the output].
+  void attention_step(const AttentionLayer& layer, const BFloat16Rows& x, const RotaryPositions& positions,
+                      const KeyValueCache& cache, std::span<uint16_t> out);
+  // A feed-forward network: out BF16 [x.rows][rows of down].
+  void feed_forward_step(const DenseNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out);
+
   // Where a matrix of the expert that was handed out last lies in the arena, if the expert is decoded (pool F). Valid
   // until the next one is asked for.
   std::optional<uint64_t> decoded_offset(RecordIndex record, uint32_t matrix) const;
@@ -167,6 +177,14 @@ class Engine {
   template <typename Decode>
   void count_decoding(RecordIndex record, uint64_t weights, Decode decode);
   WeightMatrix weight_matrix(RecordIndex record, uint32_t matrix) const;
+  std::vector<Projection> projections(const DenseProjection& dense, uint64_t columns) const;
+  struct DenseProduct {
+    const DenseProjection* matrix;
+    uint16_t* out;     // BF16 [rows of x][columns]
+    uint64_t columns;  // rows of the matrix
+  };
+  void multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std::vector<DenseProduct>& products,
+                        const simd::GemvKernels& kernels);
 
   const RecordTable table_;
   const EngineOptions options_;

@@ -1,26 +1,13 @@
 // Computing on weights as they lie in memory: packed ones of a fused codec, decoded ones of the pool F.
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 
 #include "compute/packed_matrix.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/stopwatch.hpp"
 
 namespace zipmoe {
 namespace {
-
-// Adds the time from its beginning to its end.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& seconds) : seconds_(seconds), begin_(std::chrono::steady_clock::now()) {}
-  ~Stopwatch() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& seconds_;
-  std::chrono::steady_clock::time_point begin_;
-};
 
 void require_rows(const BFloat16Rows& x, uint64_t columns, std::span<uint16_t> out, uint64_t out_columns) {
   if (x.values.size() != x.rows * columns || x.rows == 0) throw std::invalid_argument("the input has another shape");

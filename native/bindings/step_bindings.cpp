@@ -1,0 +1,161 @@
+// Parts of a decoder layer for one new token of each sequence.
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "bindings/engine_arrays.hpp"
+#include "bindings/module.hpp"
+#include "bindings/process_bound_engine.hpp"
+#include "compute/rms_norm.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace zipmoe {
+namespace {
+
+using Vector = nb::ndarray<const uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Angles = nb::ndarray<const uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Entries = nb::ndarray<uint16_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+
+// A bias or a norm's weight, which lives as long as this.
+struct HeldVector {
+  std::optional<Vector> array;
+
+  std::span<const uint16_t> values() const {
+    return array ? std::span(array->data(), array->size()) : std::span<const uint16_t>();
+  }
+};
+
+struct HeldProjection {
+  DenseProjection projection;
+  HeldVector bias;
+};
+
+struct HeldNorm {
+  HeldVector weight;
+  float epsilon = 0.0f;
+
+  RmsNorm norm(uint64_t size) const {
+    if (!weight.array) return {};
+    if (weight.values().size() != size) throw std::invalid_argument("a norm has one weight for every value");
+    return {weight.values().data(), epsilon};
+  }
+};
+
+struct HeldAttention {
+  std::vector<HeldProjection> projections;  // query, key, value, output
+  std::vector<HeldNorm> norms;              // query, key
+  AttentionLayer layer;
+};
+
+struct HeldNetwork {
+  std::vector<HeldProjection> projections;  // gate, up, down
+  DenseNetwork network;
+};
+
+void init_attention(HeldAttention* self, HeldProjection query, HeldProjection key, HeldProjection value,
+                    HeldProjection output, const std::array<uint64_t, 3>& heads, float scale, HeldNorm query_norm,
+                    HeldNorm key_norm) {
+  const AttentionShape shape{heads[0], heads[1], heads[2], scale};
+  shape.check();
+  AttentionLayer layer{query.projection,
+                       key.projection,
+                       value.projection,
+                       output.projection,
+                       shape,
+                       query_norm.norm(shape.head_dimension),
+                       key_norm.norm(shape.head_dimension)};
+  new (self) HeldAttention{{std::move(query), std::move(key), std::move(value), std::move(output)},
+                           {std::move(query_norm), std::move(key_norm)},
+                           std::move(layer)};
+}
+
+void init_network(HeldNetwork* self, HeldProjection gate, HeldProjection up, HeldProjection down,
+                  const GatedActivation& activation) {
+  DenseNetwork network{gate.projection, up.projection, down.projection, activation};
+  new (self) HeldNetwork{{std::move(gate), std::move(up), std::move(down)}, std::move(network)};
+}
+
+RotaryPositions rotary_positions(const std::optional<Angles>& cosines, const std::optional<Angles>& sines,
+                                 uint64_t rows) {
+  if (!cosines && !sines) return {};
+  const auto fits = [&](const Angles& angles) {
+    return (angles.shape(0) == rows || angles.shape(0) == 1) && angles.shape(1) == 1;
+  };
+  if (!cosines || !sines || !fits(*cosines) || !fits(*sines) || cosines->shape(0) != sines->shape(0) ||
+      cosines->shape(2) != sines->shape(2)) {
+    throw std::invalid_argument("cosines and sines have the shape [rows or 1, 1, dimensions]");
+  }
+  const uint64_t dimensions = cosines->shape(2);
+  return {cosines->data(), sines->data(), dimensions, cosines->shape(0) == 1 ? 0 : dimensions};
+}
+
+void attention_step(const ProcessBoundEngine& engine, const HeldAttention& attention, Words2 x,
+                    const std::optional<Angles>& cosines, const std::optional<Angles>& sines, Entries keys,
+                    Entries values, uint64_t length, OutWords2 out) {
+  const AttentionShape& shape = attention.layer.shape;
+  const auto fits = [&](const Entries& entries) {
+    return entries.shape(0) == x.shape(0) && entries.shape(1) == shape.key_value_heads &&
+           entries.shape(2) == keys.shape(2) && entries.shape(3) == shape.head_dimension;
+  };
+  if (!fits(keys) || !fits(values)) {
+    throw std::invalid_argument("keys and values have the shape [rows, key-value heads, capacity, head dimension]");
+  }
+  if (out.shape(0) != x.shape(0)) throw std::invalid_argument("the output has another number of rows");
+  const RotaryPositions positions = rotary_positions(cosines, sines, x.shape(0));
+  const KeyValueCache cache{keys.data(), values.data(), length, keys.shape(2)};
+  nb::gil_scoped_release release;
+  engine.get().attention_step(attention.layer, rows_of(x), positions, cache, {out.data(), out.size()});
+}
+
+void feed_forward_step(const ProcessBoundEngine& engine, const HeldNetwork& network, Words2 x, OutWords2 out) {
+  nb::gil_scoped_release release;
+  engine.get().feed_forward_step(network.network, rows_of(x), {out.data(), out.size()});
+}
+
+void normalise(Words2 x, Vector weight, float epsilon, OutWords2 out) {
+  if (x.shape(1) != weight.shape(0)) throw std::invalid_argument("a norm has one weight for every value");
+  if (out.shape(0) != x.shape(0) || out.shape(1) != x.shape(1)) throw std::invalid_argument("the output's shape");
+  rms_norm({weight.data(), epsilon}, x.data(), x.shape(0), x.shape(1), out.data());
+}
+
+}  // namespace
+
+void bind_steps(nb::module_& module) {
+  nb::class_<HeldProjection>(module, "DenseProjection")
+      .def(
+          "__init__",
+          [](HeldProjection* self, std::vector<RecordIndex> blocks, BiasWords bias) {
+            new (self) HeldProjection{{std::move(blocks), {}}, {std::move(bias)}};
+            self->projection.bias = self->bias.values();
+          },
+          "blocks"_a, "bias"_a.noconvert() = nb::none(), "A dense matrix's records; bias BF16 patterns [rows].");
+  nb::class_<HeldNorm>(module, "HeadNorm")
+      .def(
+          "__init__",
+          [](HeldNorm* self, BiasWords weight, float epsilon) { new (self) HeldNorm{{std::move(weight)}, epsilon}; },
+          "weight"_a.noconvert() = nb::none(), "epsilon"_a = 0.0f, "RMS norm of a head; without a weight: none.");
+  nb::class_<HeldAttention>(module, "AttentionLayer")
+      .def("__init__", &init_attention, "query"_a, "key"_a, "value"_a, "output"_a, "heads"_a, "scale"_a, "query_norm"_a,
+           "key_norm"_a, "heads: of queries, of keys and values, and their dimensions.");
+  nb::class_<HeldNetwork>(module, "DenseNetwork")
+      .def("__init__", &init_network, "gate"_a, "up"_a, "down"_a, "activation"_a);
+  module.def("attention_step", &attention_step, "engine"_a, "layer"_a, "x"_a.noconvert(),
+             "cosines"_a.noconvert().none(), "sines"_a.noconvert().none(), "keys"_a.noconvert(), "values"_a.noconvert(),
+             "length"_a, "out"_a.noconvert(),
+             "Attention of one new token of each row of x (BF16 patterns [rows, hidden]) to `length` cached ones; its "
+             "own keys and values are written behind them.");
+  module.def("feed_forward_step", &feed_forward_step, "engine"_a, "network"_a, "x"_a.noconvert(), "out"_a.noconvert(),
+             "down(activation(gate x, up x)) of BF16 patterns [rows, hidden].");
+  module.def("rms_norm", &normalise, "x"_a.noconvert(), "weight"_a.noconvert(), "epsilon"_a, "out"_a.noconvert(),
+             "out = x * weight / sqrt(mean(x^2) + epsilon) of BF16 patterns [rows, size], rounded once.");
+}
+
+}  // namespace zipmoe

@@ -1,0 +1,131 @@
+#include "compute/attention.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "compute/activation.hpp"
+#include "compute/bfloat16.hpp"
+
+namespace zipmoe {
+namespace {
+
+// The heads of one row that share keys and values.
+class HeadGroup {
+ public:
+  HeadGroup(const AttentionShape& shape, const AttentionInputs& inputs, const RotaryPositions& positions,
+            const KeyValueCache& cache, uint64_t row, uint64_t key_value_head)
+      : shape_(shape), inputs_(inputs), positions_(positions), cache_(cache), row_(row), head_(key_value_head) {}
+
+  // Writes the new entries of the cache.
+  void append() {
+    const uint64_t size = shape_.head_dimension;
+    const uint64_t from = (row_ * shape_.key_value_heads + head_) * size;
+    const uint64_t to = cache_offset() + cache_.length * size;
+    std::vector<float> key(size);
+    prepare(inputs_.keys + from, inputs_.key_norm, key);
+    for (uint64_t i = 0; i < size; ++i) cache_.keys[to + i] = float_to_bfloat16(key[i]);
+    std::copy_n(inputs_.values + from, size, cache_.values + to);
+  }
+
+  void attend(uint16_t* out, const simd::AttentionKernels& kernels) {
+    const uint64_t size = shape_.head_dimension;
+    const uint64_t positions = cache_.length + 1;
+    const uint64_t shared_by = shape_.query_heads / shape_.key_value_heads;
+    std::vector<float> query(size);
+    std::vector<float> mixed(size);
+    std::vector<float> weights(positions);
+    for (uint64_t i = 0; i < shared_by; ++i) {
+      const uint64_t offset = (row_ * shape_.query_heads + head_ * shared_by + i) * size;
+      prepare(inputs_.queries + offset, inputs_.query_norm, query);
+      for (float& value : query) value = round_to_bfloat16(value);
+      kernels.scores({.keys = cache_.keys + cache_offset(),
+                      .positions = positions,
+                      .head_dimension = size,
+                      .query = query.data(),
+                      .scale = shape_.scale,
+                      .scores = weights.data()});
+      const float sum = exponentiate(weights);
+      kernels.mix({.values = cache_.values + cache_offset(),
+                   .positions = positions,
+                   .head_dimension = size,
+                   .weights = weights.data(),
+                   .out = mixed.data()});
+      for (uint64_t d = 0; d < size; ++d) out[offset + d] = float_to_bfloat16(mixed[d] / sum);
+    }
+  }
+
+ private:
+  uint64_t cache_offset() const {
+    return (row_ * shape_.key_value_heads + head_) * cache_.capacity * shape_.head_dimension;
+  }
+
+  // Norm and rotation, in fp32.
+  void prepare(const uint16_t* from, const RmsNorm& norm, std::vector<float>& out) const {
+    for (uint64_t i = 0; i < out.size(); ++i) out[i] = bfloat16_to_float(from[i]);
+    if (norm.weight != nullptr) norm.apply(out.data(), out.size(), out.data());
+    const uint64_t half = positions_.dimensions / 2;
+    const uint16_t* cosines = positions_.cosines + row_ * positions_.stride;
+    const uint16_t* sines = positions_.sines + row_ * positions_.stride;
+    for (uint64_t i = 0; i < half; ++i) {
+      const float first = out[i];
+      const float second = out[half + i];
+      out[i] = first * bfloat16_to_float(cosines[i]) - second * bfloat16_to_float(sines[i]);
+      out[half + i] = second * bfloat16_to_float(cosines[half + i]) + first * bfloat16_to_float(sines[half + i]);
+    }
+  }
+
+  // Scores to their exponentials, relative to the largest; returns their sum. A NaN among them makes all NaN.
+  static float exponentiate(std::vector<float>& scores) {
+    float largest = scores[0];
+    for (const float score : scores) largest = score > largest || score != score ? score : largest;
+    for (float& score : scores) score -= largest;
+    exponentials(scores.data(), scores.size());
+    return sum_in_lanes(scores);
+  }
+
+  static float sum_in_lanes(const std::vector<float>& values) {
+    constexpr uint64_t lanes = 8;  // the compiler makes vectors of them
+    float sums[lanes] = {};
+    uint64_t i = 0;
+    for (; i + lanes <= values.size(); i += lanes) {
+      for (uint64_t lane = 0; lane < lanes; ++lane) sums[lane] += values[i + lane];
+    }
+    for (uint64_t lane = 0; i < values.size(); ++i, ++lane) sums[lane] += values[i];
+    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+  }
+
+  const AttentionShape& shape_;
+  const AttentionInputs& inputs_;
+  const RotaryPositions& positions_;
+  const KeyValueCache& cache_;
+  uint64_t row_;
+  uint64_t head_;
+};
+
+}  // namespace
+
+void AttentionShape::check() const {
+  if (key_value_heads == 0 || query_heads == 0 || query_heads % key_value_heads != 0) {
+    throw std::invalid_argument("the query heads must be a multiple of the heads of keys and values");
+  }
+  if (head_dimension == 0 || head_dimension % simd::kAttentionLanes != 0) {
+    throw std::invalid_argument("a head must have a multiple of 16 dimensions");
+  }
+}
+
+void attend(const AttentionShape& shape, const AttentionInputs& inputs, const RotaryPositions& positions,
+            const KeyValueCache& cache, uint16_t* out, ComputeThreads& threads, const simd::AttentionKernels& kernels) {
+  shape.check();
+  if (cache.length >= cache.capacity) throw std::invalid_argument("the key-value cache has no room for another token");
+  if (positions.dimensions % 2 != 0 || positions.dimensions > shape.head_dimension) {
+    throw std::invalid_argument("rotary positions have an even number of dimensions, at most those of a head");
+  }
+  threads.run(static_cast<uint32_t>(inputs.rows * shape.key_value_heads), [&](uint32_t task) {
+    HeadGroup group(shape, inputs, positions, cache, task / shape.key_value_heads, task % shape.key_value_heads);
+    group.append();
+    group.attend(out, kernels);
+  });
+}
+
+}  // namespace zipmoe

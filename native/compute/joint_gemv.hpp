@@ -1,0 +1,19 @@
+// Several products with the same inputs in one step of the threads: queries, keys and values, say.
+#pragma once
+#include <span>
+
+#include "compute/gemv.hpp"
+
+namespace zipmoe {
+
+struct JointProduct {
+  Projection projection;
+  GemvOutput output;
+};
+
+// Each product as gemv() gives it, the same bits. Throws std::invalid_argument unless the inputs have as many columns
+// as every matrix.
+void joint_gemv(std::span<const JointProduct> products, const TokenInputs& inputs, ComputeThreads& threads,
+                const simd::GemvKernels& kernels);
+
+}  // namespace zipmoe

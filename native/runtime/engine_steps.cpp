@@ -1,0 +1,124 @@
+// Whole parts of a decoder layer for one new token of each sequence.
+#include <algorithm>
+#include <stdexcept>
+
+#include "compute/joint_gemv.hpp"
+#include "runtime/engine.hpp"
+#include "runtime/stopwatch.hpp"
+
+namespace zipmoe {
+namespace {
+
+// Results of a projection of some rows.
+struct ProjectedRows {
+  std::vector<uint16_t> values;
+  uint64_t columns = 0;
+};
+
+}  // namespace
+
+std::vector<Projection> Engine::projections(const DenseProjection& dense, uint64_t columns) const {
+  std::vector<Projection> result;
+  uint64_t rows = 0;
+  for (const RecordIndex block : dense.blocks) {
+    const WeightMatrix matrix = weight_matrix(block, 0);
+    if (matrix.shape().columns != columns) throw std::invalid_argument("a matrix has another number of columns");
+    result.push_back({.matrix = matrix, .bias = dense.bias.empty() ? nullptr : dense.bias.data() + rows});
+    rows += matrix.shape().rows;
+  }
+  if (result.empty()) throw std::invalid_argument("a matrix has at least one block");
+  if (!dense.bias.empty() && dense.bias.size() != rows) {
+    throw std::invalid_argument("a bias has one value for every row");
+  }
+  return result;
+}
+
+void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, const RotaryPositions& positions,
+                            const KeyValueCache& cache, std::span<uint16_t> out) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  if (x.rows == 0 || x.values.size() % x.rows != 0) throw std::invalid_argument("the input has another shape");
+  const AttentionShape& shape = layer.shape;
+  shape.check();
+  const uint64_t hidden = x.values.size() / x.rows;
+  const uint64_t query_columns = shape.query_heads * shape.head_dimension;
+  const uint64_t key_columns = shape.key_value_heads * shape.head_dimension;
+  const Stopwatch stopwatch(counters_.compute_seconds);
+  const simd::GemvKernels& kernels = simd::gemv_kernels(options_.instruction_set);
+
+  ProjectedRows queries{std::vector<uint16_t>(x.rows * query_columns), query_columns};
+  ProjectedRows keys{std::vector<uint16_t>(x.rows * key_columns), key_columns};
+  ProjectedRows values{std::vector<uint16_t>(x.rows * key_columns), key_columns};
+  multiply_jointly(x, hidden,
+                   {{&layer.query, queries.values.data(), queries.columns},
+                    {&layer.key, keys.values.data(), keys.columns},
+                    {&layer.value, values.values.data(), values.columns}},
+                   kernels);
+  ProjectedRows attended{std::vector<uint16_t>(x.rows * query_columns), query_columns};
+  attend(shape,
+         {.rows = x.rows,
+          .queries = queries.values.data(),
+          .keys = keys.values.data(),
+          .values = values.values.data(),
+          .query_norm = layer.query_norm,
+          .key_norm = layer.key_norm},
+         positions, cache, attended.values.data(), *compute_threads_,
+         simd::attention_kernels(options_.instruction_set));
+  multiply_jointly({attended.values, x.rows}, query_columns, {{&layer.output, out.data(), out.size() / x.rows}},
+                   kernels);
+}
+
+void Engine::multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std::vector<DenseProduct>& products,
+                              const simd::GemvKernels& kernels) {
+  std::vector<std::vector<Projection>> matrices;
+  for (const DenseProduct& product : products) {
+    matrices.push_back(projections(*product.matrix, columns));
+    uint64_t rows = 0;
+    for (const Projection& block : matrices.back()) rows += block.matrix.shape().rows;
+    if (rows != product.columns) throw std::invalid_argument("a matrix has another number of rows");
+  }
+  for (uint64_t begin = 0; begin < x.rows; begin += simd::kGemvTokensMax) {
+    const uint64_t tokens = std::min(x.rows - begin, simd::kGemvTokensMax);
+    const TokenInputs inputs(x.values.data() + begin * columns, tokens, columns, columns);
+    std::vector<JointProduct> joint;
+    for (size_t i = 0; i < products.size(); ++i) {
+      uint16_t* to = products[i].out + begin * products[i].columns;
+      for (const Projection& block : matrices[i]) {
+        joint.push_back({block, {.bfloat16 = to, .stride = products[i].columns}});
+        to += block.matrix.shape().rows;
+      }
+    }
+    joint_gemv(joint, inputs, *compute_threads_, kernels);
+  }
+}
+
+void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  if (x.rows == 0 || x.values.size() % x.rows != 0) throw std::invalid_argument("the input has another shape");
+  const uint64_t hidden = x.values.size() / x.rows;
+  const std::vector<Projection> gate = projections(network.gate, hidden);
+  const std::vector<Projection> up = projections(network.up, hidden);
+  const std::vector<Projection> down = projections(network.down, gate.front().matrix.shape().rows);
+  if (gate.size() != 1 || up.size() != 1 || down.size() != 1) {
+    throw std::invalid_argument("the matrices of a feed-forward network are one record each");
+  }
+  const uint64_t out_columns = down.front().matrix.shape().rows;
+  if (out.size() != x.rows * out_columns) throw std::invalid_argument("the output has another shape");
+  const Stopwatch stopwatch(counters_.compute_seconds);
+  for (uint64_t begin = 0; begin < x.rows; begin += simd::kGemvTokensMax) {
+    const ExpertFeedForward feed_forward{
+        .first = gate.front(),
+        .up = up.front(),
+        .down = down.front(),
+        .x = x.values.data() + begin * hidden,
+        .x_stride = hidden,
+        .tokens = std::min(x.rows - begin, simd::kGemvTokensMax),
+        .output = {.bfloat16 = out.data() + begin * out_columns, .stride = out_columns},
+    };
+    compute_experts({&feed_forward, 1}, network.activation, *compute_threads_,
+                    simd::gemv_kernels(options_.instruction_set));
+  }
+}
+
+}  // namespace zipmoe
