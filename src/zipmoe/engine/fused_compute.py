@@ -7,7 +7,7 @@ one matrix product are faster.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 FUSED_ROWS_MAX = 3
 """Up to this many rows of inputs the kernels are used."""
+
+
+class CacheBuffers(Protocol):
+    """Keys and values of one layer: BF16 patterns [sequences, heads, capacity, head dimension]."""
+
+    key_words: npt.NDArray[np.uint16]
+    value_words: npt.NDArray[np.uint16]
 
 
 class FusedCompute:
@@ -49,6 +56,72 @@ class FusedCompute:
         out = torch.empty((x.shape[0], handle.rows), dtype=torch.bfloat16)
         with engine._exclusive(), named_record_errors(engine._catalogue):
             engine._native.multiply(handle.blocks, _words(x), _words(out), None if bias is None else _words(bias))
+        return out
+
+    def projection(self, parameter: str, bias: torch.Tensor | None) -> _native.DenseProjection:
+        """A packed dense matrix as part of ``attention`` or ``feed_forward``.
+
+        Args:
+            parameter: name of the matrix [rows, columns].
+            bias: BF16 [rows], contiguous, read where it lies; or None.
+        """
+        handle = self._engine._catalogue.dense_matrix(parameter)
+        return _native.DenseProjection(handle.blocks, None if bias is None else _words(bias.detach()))
+
+    def attention(
+        self,
+        layer: _native.AttentionLayer,
+        x: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        keys_and_values: CacheBuffers,
+        tokens: int,
+    ) -> torch.Tensor:
+        """Attention of one new token of each sequence, whose keys and values are written behind the cached ones.
+
+        Args:
+            layer: its matrices and heads.
+            x: BF16 [sequences, 1, hidden], contiguous.
+            cosines: BF16 [sequences or 1, 1, rotated dimensions], contiguous, of the token's position.
+            sines: as ``cosines``.
+            keys_and_values: the cache's buffers, with room for the token.
+            tokens: cached ones.
+
+        Returns:
+            BF16, the shape of ``x``.
+        """
+        engine = self._engine
+        out = torch.empty_like(x)
+        hidden = x.shape[-1]
+        with engine._exclusive(), named_record_errors(engine._catalogue):
+            _native.attention_step(
+                engine._native,
+                layer,
+                _words(x.view(-1, hidden)),
+                _words(cosines),
+                _words(sines),
+                keys_and_values.key_words,
+                keys_and_values.value_words,
+                tokens,
+                _words(out.view(-1, hidden)),
+            )
+        return out
+
+    def feed_forward(self, network: _native.DenseNetwork, x: torch.Tensor, columns: int) -> torch.Tensor:
+        """A feed-forward network of dense matrices.
+
+        Args:
+            network: its matrices.
+            x: BF16 [n, hidden], contiguous.
+            columns: of the result.
+
+        Returns:
+            BF16 [n, columns].
+        """
+        engine = self._engine
+        out = torch.empty((x.shape[0], columns), dtype=torch.bfloat16)
+        with engine._exclusive(), named_record_errors(engine._catalogue):
+            _native.feed_forward_step(engine._native, network, _words(x), _words(out))
         return out
 
     def expert(
