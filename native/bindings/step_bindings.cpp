@@ -1,7 +1,9 @@
 // Parts of a decoder layer for one new token of each sequence.
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -12,7 +14,10 @@
 #include "bindings/engine_arrays.hpp"
 #include "bindings/module.hpp"
 #include "bindings/process_bound_engine.hpp"
+#include "compute/gemv.hpp"
 #include "compute/rms_norm.hpp"
+#include "compute/routing.hpp"
+#include "simd/instruction_set.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -126,6 +131,39 @@ void normalise(Words2 x, Vector weight, float epsilon, OutWords2 out) {
   rms_norm({weight.data(), epsilon}, x.data(), x.shape(0), x.shape(1), out.data());
 }
 
+void small_linear(Words2 weights, Words2 x, OutWords2 out, const BiasWords& bias) {
+  const MatrixShape shape{weights.shape(0), weights.shape(1)};
+  if (x.shape(1) != shape.columns) throw std::invalid_argument("x must have the matrix's columns");
+  if (out.shape(0) != x.shape(0) || out.shape(1) != shape.rows) throw std::invalid_argument("the output's shape");
+  if (bias && bias->size() != shape.rows) throw std::invalid_argument("a bias has one value for every row");
+  const Projection projection{WeightMatrix::bfloat16({weights.data(), weights.size()}, shape),
+                              bias ? bias->data() : nullptr};
+  ComputeThreads caller_only(1);
+  for (uint64_t begin = 0; begin < x.shape(0); begin += simd::kGemvTokensMax) {
+    const uint64_t tokens = std::min<uint64_t>(x.shape(0) - begin, simd::kGemvTokensMax);
+    gemv(projection, TokenInputs(x.data() + begin * shape.columns, tokens, shape.columns, shape.columns),
+         {.bfloat16 = out.data() + begin * shape.rows, .stride = shape.rows}, caller_only,
+         simd::gemv_kernels(best_instruction_set()));
+  }
+}
+
+using Weights = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Experts = nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void route_rows(const RouterFormula& formula, Words2 x, Words2 matrix, OutWords2 logits, Weights weights,
+                Experts experts) {
+  const uint64_t rows = x.shape(0);
+  if (x.shape(1) != matrix.shape(1)) throw std::invalid_argument("x must have the matrix's columns");
+  if (logits.shape(0) != rows || logits.shape(1) != matrix.shape(0)) throw std::invalid_argument("the logits' shape");
+  for (const auto& [first, second] :
+       {std::pair{weights.shape(0), weights.shape(1)}, {experts.shape(0), experts.shape(1)}}) {
+    if (first != rows || second != formula.top_k) throw std::invalid_argument("weights and experts are [rows, top_k]");
+  }
+  const MatrixShape shape{matrix.shape(0), matrix.shape(1)};
+  route(WeightMatrix::bfloat16({matrix.data(), matrix.size()}, shape), formula, x.data(), rows,
+        {logits.data(), weights.data(), experts.data()}, simd::gemv_kernels(best_instruction_set()));
+}
+
 }  // namespace
 
 void bind_steps(nb::module_& module) {
@@ -154,6 +192,19 @@ void bind_steps(nb::module_& module) {
              "own keys and values are written behind them.");
   module.def("feed_forward_step", &feed_forward_step, "engine"_a, "network"_a, "x"_a.noconvert(), "out"_a.noconvert(),
              "down(activation(gate x, up x)) of BF16 patterns [rows, hidden].");
+  nb::class_<RouterFormula>(module, "RouterFormula")
+      .def(
+          "__init__",
+          [](RouterFormula* self, const std::string& score, uint64_t top_k, bool normalised) {
+            new (self) RouterFormula{parse_router_score(score), top_k, normalised};
+          },
+          "score"_a, "top_k"_a, "normalised"_a)
+      .def_ro("top_k", &RouterFormula::top_k);
+  module.def("route", &route_rows, "formula"_a, "x"_a.noconvert(), "matrix"_a.noconvert(), "logits"_a.noconvert(),
+             "weights"_a.noconvert(), "experts"_a.noconvert(),
+             "logits = x matrix^T (BF16 patterns), the scores (fp32) and ids (int64) of the top_k largest.");
+  module.def("small_linear", &small_linear, "weights"_a.noconvert(), "x"_a.noconvert(), "out"_a.noconvert(),
+             "bias"_a.noconvert() = nb::none(), "out = x weights^T (+ bias) of BF16 patterns, on the calling thread.");
   module.def("rms_norm", &normalise, "x"_a.noconvert(), "weight"_a.noconvert(), "epsilon"_a, "out"_a.noconvert(),
              "out = x * weight / sqrt(mean(x^2) + epsilon) of BF16 patterns [rows, size], rounded once.");
 }

@@ -1,0 +1,64 @@
+"""Small linear layers that are left unpacked (the gate of a shared expert), by the native core's kernels.
+
+One row of inputs costs torch more than the product itself: it prepares a product of matrices each time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from zipmoe import _native
+from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
+from zipmoe.hf.dynamic_class import dynamic_class
+
+_WEIGHTS_MAX = 1 << 20
+"""Larger matrices keep several threads busy."""
+
+
+class FusedLinear(nn.Module):
+    """Placed before ``nn.Linear``."""
+
+    in_features: int
+    out_features: int
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``input`` (..., in_features) to (..., out_features)."""
+        parameters: dict[str, Any] = self._parameters
+        weight, bias = parameters["weight"], parameters["bias"]
+        if (
+            input.dtype is not torch.bfloat16
+            or weight.dtype is not torch.bfloat16
+            or (bias is not None and (bias.dtype is not torch.bfloat16 or not bias.is_contiguous()))
+            or input.shape[-1] != self.in_features
+            or not 0 < input.numel() <= FUSED_ROWS_MAX * self.in_features
+            or not input.is_contiguous()
+            or not weight.is_contiguous()
+            or ((input.requires_grad or weight.requires_grad) and torch.is_grad_enabled())
+        ):
+            output: torch.Tensor = super().forward(input)
+            return output
+        out = torch.empty((*input.shape[:-1], self.out_features), dtype=torch.bfloat16)
+        _native.small_linear(
+            _words(weight),
+            _words(input.view(-1, self.in_features)),
+            _words(out.view(-1, self.out_features)),
+            None if bias is None else _words(bias),
+        )
+        return out
+
+
+def _words(tensor: torch.Tensor) -> Any:
+    return tensor.detach().view(torch.uint16).numpy()
+
+
+def fuse_linear(module: Any) -> bool:
+    """Let the native core compute few rows of ``module``, if it is a small unpacked linear layer on the CPU."""
+    if type(module) is not nn.Linear or module.weight.device.type != "cpu" or module.weight.numel() > _WEIGHTS_MAX:
+        return False
+    if module.weight.dtype is not torch.bfloat16:
+        return False
+    module.__class__ = dynamic_class("Linear", (FusedLinear, nn.Linear), nn.Linear)
+    return True
