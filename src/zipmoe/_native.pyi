@@ -130,6 +130,67 @@ class RecordTable:
 class ExpertNetwork:
     def __init__(self, first: int, down: int, activation: GatedActivation, up: int | None = None) -> None: ...
 
+class DenseProjection:
+    def __init__(self, blocks: Sequence[int], bias: npt.NDArray[np.uint16] | None = None) -> None: ...
+
+class HeadNorm:
+    def __init__(self, weight: npt.NDArray[np.uint16] | None = None, epsilon: float = 0.0) -> None: ...
+
+class AttentionLayer:
+    def __init__(
+        self,
+        query: DenseProjection,
+        key: DenseProjection,
+        value: DenseProjection,
+        output: DenseProjection,
+        heads: Sequence[int],
+        scale: float,
+        query_norm: HeadNorm,
+        key_norm: HeadNorm,
+    ) -> None: ...
+
+class DenseNetwork:
+    def __init__(
+        self, gate: DenseProjection, up: DenseProjection, down: DenseProjection, activation: GatedActivation
+    ) -> None: ...
+
+class RouterFormula:
+    def __init__(self, score: str, top_k: int, normalised: bool) -> None: ...
+    @property
+    def top_k(self) -> int: ...
+
+def attention_step(
+    engine: Engine,
+    layer: AttentionLayer,
+    x: npt.NDArray[np.uint16],
+    cosines: npt.NDArray[np.uint16] | None,
+    sines: npt.NDArray[np.uint16] | None,
+    keys: npt.NDArray[np.uint16],
+    values: npt.NDArray[np.uint16],
+    length: int,
+    out: npt.NDArray[np.uint16],
+) -> None: ...
+def feed_forward_step(
+    engine: Engine, network: DenseNetwork, x: npt.NDArray[np.uint16], out: npt.NDArray[np.uint16]
+) -> None: ...
+def route(
+    formula: RouterFormula,
+    x: npt.NDArray[np.uint16],
+    matrix: npt.NDArray[np.uint16],
+    logits: npt.NDArray[np.uint16],
+    weights: npt.NDArray[np.float32],
+    experts: npt.NDArray[np.int64],
+) -> None: ...
+def small_linear(
+    weights: npt.NDArray[np.uint16],
+    x: npt.NDArray[np.uint16],
+    out: npt.NDArray[np.uint16],
+    bias: npt.NDArray[np.uint16] | None = None,
+) -> None: ...
+def rms_norm(
+    x: npt.NDArray[np.uint16], weight: npt.NDArray[np.uint16], epsilon: float, out: npt.NDArray[np.uint16]
+) -> None: ...
+
 class Engine:
     def __init__(
         self,

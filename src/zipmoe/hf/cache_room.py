@@ -44,7 +44,8 @@ class CacheRoom:
         room = getattr(layer, "_zipmoe_room", None)
         if room is None or not room.is_behind(layer.keys, layer.values):
             room = layer._zipmoe_room = cls(layer.keys, layer.values)
-        return room  # type: ignore[no-any-return]
+        made: Self = room
+        return made
 
     def is_behind(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
         """Whether these are the tensors that were given out last, and another token has room."""

@@ -17,6 +17,7 @@ from torch import nn
 from zipmoe.hf.combine_order import CombineOrder, combine_order
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.expert_parameter import ExpertSource
+from zipmoe.hf.implementation_choice import experts_implementation
 from zipmoe.hf.routing import Routing
 
 
@@ -69,7 +70,7 @@ class EarlyRouting:
         routing = Routing(result[2], experts.num_experts)
         source: ExpertSource = experts._zipmoe_source
         early = source.slot.engine.early
-        if combine_order(experts.config._experts_implementation) is CombineOrder.EAGER:
+        if combine_order(experts_implementation(experts.config)) is CombineOrder.EAGER:
             early.begin(source.group, routing.experts, ascending=True)
         else:
             early.begin(source.group, routing.experts, tokens=routing.tokens)

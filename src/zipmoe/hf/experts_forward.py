@@ -21,6 +21,7 @@ from zipmoe.hf.early_routing import EarlyRouting
 from zipmoe.hf.engine_slot import refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertSource
 from zipmoe.hf.fused_experts import fused_experts
+from zipmoe.hf.implementation_choice import experts_implementation
 from zipmoe.hf.packed_experts import PackedExperts
 from zipmoe.hf.routing import Routing
 
@@ -47,7 +48,7 @@ class PackedInterfaceExperts(PackedExperts):
             for.
         """
         refuse_gradients(hidden_states)
-        order = combine_order(self.config._experts_implementation)
+        order = combine_order(experts_implementation(self.config))
         return _FORWARDS[order](self, hidden_states, top_k_index, top_k_weights)
 
 

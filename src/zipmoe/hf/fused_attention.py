@@ -21,6 +21,7 @@ from zipmoe.hf.cache_room import CacheRoom
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.first_use import agrees
 from zipmoe.hf.fused_norm import norm_epsilon
+from zipmoe.hf.implementation_choice import attention_implementation
 from zipmoe.hf.packed_linear import PackedLinear
 from zipmoe.hf.quiet_modules import is_quiet
 
@@ -103,7 +104,7 @@ class FusedAttention(nn.Module):
         """The call, if it is one for the native core."""
         hidden = options.get("hidden_states")
         positions = options.get("position_embeddings")
-        cache = next((options[name] for name in _CACHE_NAMES if options.get(name) is not None), None)
+        cache: Any = next((options[name] for name in _CACHE_NAMES if options.get(name) is not None), None)
         if (
             not isinstance(hidden, torch.Tensor)
             or hidden.dim() != 3
@@ -124,7 +125,7 @@ class FusedAttention(nn.Module):
                 return None
         cosines, sines = positions
         layers = cache.layers
-        layer = layers[self.layer_idx] if self.layer_idx < len(layers) else None
+        layer: Any = layers[self.layer_idx] if self.layer_idx < len(layers) else None
         if type(layer) is not DynamicLayer or not layer.is_initialized or not _usable(layer, hidden.shape[0]):
             return None
         window = vars(self).get("sliding_window")
@@ -137,13 +138,13 @@ class FusedAttention(nn.Module):
 
     def _unchanged(self) -> bool:
         """Whether the parts are those of the beginning, without hooks, and the engine serves them."""
-        modules = self._modules
+        modules: dict[str, Any] = self._modules
         for name, part, bias in zip(_PROJECTIONS, self._zipmoe_parts, self._zipmoe_biases, strict=True):
             if modules[name] is not part or part._parameters["bias"] is not bias or not is_quiet(part):
                 return False
         first = self._zipmoe_parts[0]
         return (
-            self.config._attn_implementation == "sdpa"
+            attention_implementation(self.config) == "sdpa"
             and first._zipmoe_dtype is torch.bfloat16
             and all(is_quiet(modules[name]) for name in _NORMS if name in modules)
             and first._zipmoe_slot.engine.fused is not None
@@ -181,7 +182,7 @@ def fuse_attention(module: Any) -> bool:
 
     Its weights must be there.
     """
-    parts = tuple(module._modules.get(name) for name in _PROJECTIONS)
+    parts: tuple[Any, ...] = tuple(module._modules.get(name) for name in _PROJECTIONS)
     norms = [name for name in _NORMS if module._modules.get(name) is not None]
     attributes = {name for name in vars(module) if not name.startswith("_")}
     if (
@@ -193,17 +194,21 @@ def fuse_attention(module: Any) -> bool:
     ):
         return False
     heads = _heads(module, parts)
-    head_norms = [_head_norm(module._modules.get(name), module.head_dim) for name in _NORMS]
+    query_norm, key_norm = (_head_norm(module._modules.get(name), module.head_dim) for name in _NORMS)
     biases = tuple(part._parameters["bias"] for part in parts)
-    projections = [
+    if any(bias is not None and (bias.dtype is not torch.bfloat16 or not bias.is_contiguous()) for bias in biases):
+        return False
+    query, key, value, output = (
         part._zipmoe_slot.engine.fused.projection(part._zipmoe_parameter, bias)
         for part, bias in zip(parts, biases, strict=True)
-    ]
-    if heads is None or None in head_norms:
+    )
+    if heads is None or query_norm is None or key_norm is None:
         return False
     original = type(module)
     module.__class__ = dynamic_class(original.__name__, (FusedAttention, original), original)
-    module._zipmoe_layer = _native.AttentionLayer(*projections, heads, module.scaling, *head_norms)
+    module._zipmoe_layer = _native.AttentionLayer(
+        query, key, value, output, heads, module.scaling, query_norm, key_norm
+    )
     module._zipmoe_parts = parts
     module._zipmoe_biases = biases
     module._zipmoe_checked = False

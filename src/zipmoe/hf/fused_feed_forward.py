@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
+from zipmoe.engine.fused_compute import FUSED_ROWS_MAX, FusedCompute
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.expert_network import _recognise
 from zipmoe.hf.first_use import agrees
@@ -25,6 +25,7 @@ class FusedFeedForward(nn.Module):
     _zipmoe_network: _native.DenseNetwork | None
     _zipmoe_checked: bool
     _zipmoe_parts: tuple[Any, ...]
+    """gate, up, down"""
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the family's module."""
@@ -43,7 +44,7 @@ class FusedFeedForward(nn.Module):
         if network is None or x.dtype is not torch.bfloat16 or not x.is_contiguous():
             return None
         gate, up, down = self._zipmoe_parts
-        modules = self._modules
+        modules: dict[str, Any] = self._modules
         if not (
             0 < x.numel() <= FUSED_ROWS_MAX * gate.in_features
             and x.shape[-1] == gate.in_features
@@ -57,10 +58,10 @@ class FusedFeedForward(nn.Module):
             and not (x.requires_grad and torch.is_grad_enabled())
         ):
             return None
-        fused = gate._zipmoe_slot.engine.fused
+        fused: FusedCompute | None = gate._zipmoe_slot.engine.fused
         if fused is None:
             return None
-        output: torch.Tensor = fused.feed_forward(network, x.view(-1, gate.in_features), down.out_features)
+        output = fused.feed_forward(network, x.view(-1, gate.in_features), down.out_features)
         return output.view(*x.shape[:-1], down.out_features)
 
 
@@ -81,7 +82,7 @@ class _GatedUnit(nn.Module):
 
 def fuse_feed_forward(module: Any) -> bool:
     """Let the native core compute few rows of ``module``, if it is such a network."""
-    parts = tuple(module._modules.get(name) for name in _CHILDREN)
+    parts: tuple[Any, ...] = tuple(module._modules.get(name) for name in _CHILDREN)
     others = set(module._modules) - {*_CHILDREN, "act_fn"}
     attributes = {name for name in vars(module) if not name.startswith("_")}
     if others or module._parameters or module._buffers or not attributes <= _KNOWN_ATTRIBUTES:
@@ -91,10 +92,10 @@ def fuse_feed_forward(module: Any) -> bool:
     activation = _recognise(_GatedUnit(module))
     if activation is None:
         return False
-    projections = [part._zipmoe_slot.engine.fused.projection(part._zipmoe_parameter, None) for part in parts]
+    gate, up, down = (part._zipmoe_slot.engine.fused.projection(part._zipmoe_parameter, None) for part in parts)
     original = type(module)
     module.__class__ = dynamic_class(original.__name__, (FusedFeedForward, original), original)
-    module._zipmoe_network = _native.DenseNetwork(*projections, activation)
+    module._zipmoe_network = _native.DenseNetwork(gate, up, down, activation)
     module._zipmoe_parts = parts
     module._zipmoe_checked = False
     return True

@@ -20,28 +20,30 @@ class FusedNorm(nn.Module):
     """Placed before the family's class."""
 
     _zipmoe_epsilon: float
-    weight: nn.Parameter
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """``hidden_states`` (..., size) to the same shape."""
-        size = self.weight.shape[0]
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """(..., size) to the same shape, as the family's norm."""
+        x: Any = args[0] if len(args) == 1 and not kwargs else None
+        weight: Any = self._parameters["weight"]
         if (
-            hidden_states.dtype is not torch.bfloat16
-            or self.weight.dtype is not torch.bfloat16
-            or not 0 < hidden_states.numel() <= FUSED_ROWS_MAX * size
-            or hidden_states.shape[-1] != size
-            or not hidden_states.is_contiguous()
-            or (hidden_states.requires_grad or self.weight.requires_grad) and torch.is_grad_enabled()
+            not isinstance(x, torch.Tensor)
+            or x.dtype is not torch.bfloat16
+            or weight.dtype is not torch.bfloat16
+            or x.shape[-1] != len(weight)
+            or not 0 < x.numel() <= FUSED_ROWS_MAX * len(weight)
+            or not x.is_contiguous()
+            or not weight.is_contiguous()
+            or ((x.requires_grad or weight.requires_grad) and torch.is_grad_enabled())
         ):
-            output: torch.Tensor = super().forward(hidden_states)
+            output: torch.Tensor = super().forward(*args, **kwargs)
             return output
-        out = torch.empty_like(hidden_states)
-        weight = self.weight.detach().view(torch.uint16).numpy()
+        out = torch.empty_like(x)
+        shape = (-1, len(weight))
         _native.rms_norm(
-            hidden_states.detach().view(torch.uint16).view(-1, size).numpy(),
-            weight,
+            x.detach().view(torch.uint16).view(shape).numpy(),
+            weight.detach().view(torch.uint16).numpy(),
             self._zipmoe_epsilon,
-            out.view(torch.uint16).view(-1, size).numpy(),
+            out.view(torch.uint16).view(shape).numpy(),
         )
         return out
 
@@ -64,7 +66,7 @@ def norm_epsilon(module: Any) -> float | None:
     with torch.inference_mode():
         try:
             expected = module(probe)
-        except (RuntimeError, TypeError, ValueError):
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
             return None  # it wants more than these values
     if not isinstance(expected, torch.Tensor) or expected.shape != probe.shape or expected.dtype is not torch.bfloat16:
         return None
