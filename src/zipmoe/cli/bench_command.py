@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zipmoe.cli.bench_kernels import bench_kernels
 from zipmoe.cli.progress import talk
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def bench_command(
-    folder: Annotated[Path, typer.Argument(metavar="DST", help="Packed folder")],
+    folder: Annotated[Path | None, typer.Argument(metavar="[DST]", help="Packed folder", show_default=False)] = None,
     source: Annotated[
         Path | None, typer.Option(help="The original checkpoint, for Transformers and Accelerate")
     ] = None,
@@ -45,7 +46,9 @@ def bench_command(
     prompt_file: Annotated[
         Path | None, typer.Option(help="Text with one prompt per line [default: random token ids]")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Times that everything is measured")] = 1,
+    rounds: Annotated[
+        int | None, typer.Option(help="Times that everything is measured [default: 1; kernels: 7]")
+    ] = None,
     python: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="Python for a contender, e.g. llama.cpp=venv/bin/python; repeatable"),
@@ -66,18 +69,38 @@ def bench_command(
         bool,
         typer.Option("--no-limit", help="Measure without limits where none can be set (zipmoe keeps to its budget)"),
     ] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Measure products with packed weights and decoding instead; without DST")
+    ] = False,
+    shapes: Annotated[
+        str | None, typer.Option(help="Kernels: ROWSxCOLUMNS of the matrices [default: Qwen1.5-MoE's]")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Kernels: numbers of tokens [default: all that have products of their own]")
+    ] = None,
+    megabytes: Annotated[int, typer.Option(help="Kernels: BF16 weights that go by in turn")] = 420,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything raw to this file")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the tables to this file")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw TPOT by memory (needs matplotlib)")] = None,
 ) -> None:
     """Compare with Transformers, Accelerate and llama.cpp, in turn, each under the same memory limit."""
+    from zipmoe.errors import InvalidArgumentError
+
+    _check_files(source, gguf, work, json_file, markdown_file, plot_file)
+    if kernels:
+        if folder is not None:
+            raise InvalidArgumentError("--kernels measures no model: leave out DST, or --kernels")
+        with _ended_by_signals():
+            bench_kernels(shapes, tokens, megabytes, rounds, threads, json_file, markdown_file, plot_file)
+        return
+    if folder is None:
+        raise InvalidArgumentError("no packed folder was named", hint="zipmoe bench DST, or zipmoe bench --kernels")
     from zipmoe.bench.benchmark import BenchmarkPlan
     from zipmoe.bench.comparison_plot import check_plot
     from zipmoe.bench.contenders import Models, parse_contenders
     from zipmoe.bench.memory_levels import memory_levels
     from zipmoe.store.packed_folder import PackedFolder
 
-    _check_files(source, gguf, work, json_file, markdown_file, plot_file)
     sizes = tuple(_numbers(batch, "--batch", int))
     if plot_file is not None:
         check_plot(plot_file)
@@ -89,7 +112,7 @@ def bench_command(
         contenders=parse_contenders(contenders),
         new_tokens=new_tokens,
         batches=sizes,
-        rounds=rounds,
+        rounds=1 if rounds is None else rounds,
         read_aheads=tuple(_numbers(read_ahead_kib, "--read-ahead-kib", int)) if read_ahead_kib is not None else (),
         cpu_shares=tuple(_numbers(accelerate_share, "--accelerate-share", float)),
         seconds_per_run=seconds_per_run,
