@@ -133,7 +133,15 @@ def _disk_verdicts(rows: Rows) -> list[Verdict]:
 def first_token_verdicts(rows: Rows, tokens: int) -> list[Verdict]:
     """TTFT at 50 %."""
     value = rows.over(Contender.LLAMA_CPP, "50%", "best_ttft_seconds")
-    return [at_least(f"50%: first token after {tokens} tokens faster than llama.cpp's", value, 2.5)]
+    floor = rows.value(Contender.ZIPMOE, "50%", "prefill")
+    return [
+        at_least(f"50%: first token after {tokens} tokens faster than llama.cpp's", value, 2.5),
+        at_most(
+            f"50%: first token after {tokens} tokens over max(compressed bytes read / disk rate, FLOPs / GEMM rate)",
+            None if floor is None else floor.achieved_over_floor,
+            1.3,
+        ),
+    ]
 
 
 def batch_verdicts(rows: Rows) -> list[Verdict]:

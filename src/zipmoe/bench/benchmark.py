@@ -189,7 +189,7 @@ class Benchmark:
     def _rates(self, variant: Variant) -> tuple[MachineRates, ...]:
         if self._rate_probe is None or not variant.contender.packed:
             return ()
-        return (self._rate_probe.measure(),)
+        return (self._rate_probe.measure(len(self._plan.prompts.prompts[0])),)
 
     def _offload_folder(self, variant: Variant, stack: ExitStack) -> Path:
         if variant.contender is not Contender.ACCELERATE:

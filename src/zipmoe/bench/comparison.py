@@ -20,6 +20,8 @@ from zipmoe.bench.latency_statistics import (
 )
 from zipmoe.bench.measurement import Generation
 from zipmoe.bench.memory_levels import MemoryLevel
+from zipmoe.bench.prefill_floor import PrefillFloor, prefill_floor
+from zipmoe.bench.prefill_work import PrefillWork
 from zipmoe.bench.roofline import Roofline, roofline
 
 
@@ -53,6 +55,8 @@ class Row:
     roofline: Roofline | None
     slower_than_zipmoe: float | None = None
     """Its TPOT over that of our engine at the same level and batch."""
+    prefill: PrefillFloor | None = None
+    """Of single prompts."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields, the roofline's ratios included."""
@@ -62,6 +66,12 @@ class Row:
                 "floor_seconds": self.roofline.floor_seconds,
                 "achieved_over_floor": self.roofline.achieved_over_floor,
                 "bound_by": self.roofline.bound_by,
+            }
+        if self.prefill is not None:
+            fields["prefill"] |= {
+                "floor_seconds": self.prefill.floor_seconds,
+                "achieved_over_floor": self.prefill.achieved_over_floor,
+                "bound_by": self.prefill.bound_by,
             }
         return fields
 
@@ -152,7 +162,18 @@ def _row(measured: Sequence[Measured], variant: Variant, level: MemoryLevel, siz
         peak_bytes=max(peaks, default=None),
         hit_rate=hit_rate(generations),
         roofline=_roofline(ran, generations),
+        prefill=_prefill(ran, generations) if size == 1 else None,
     )
+
+
+def _prefill(ran: Sequence[Measured], generations: Sequence[Generation]) -> PrefillFloor | None:
+    told = [each.output.loaded.get("prefill_work") for each in ran if each.output.loaded is not None]
+    fields = next((each for each in told if each is not None), None)
+    tokens = {len(prompt) for each in ran for batch in each.batches for prompt in batch}
+    if fields is None or len(tokens) != 1:
+        return None
+    rates = [rate for each in ran for rate in each.rates]
+    return prefill_floor(generations, tokens.pop(), PrefillWork.from_json(fields), rates)
 
 
 def _roofline(ran: Sequence[Measured], generations: Sequence[Generation]) -> Roofline | None:
