@@ -117,6 +117,20 @@ def test_agreement_with_plain_transformers() -> None:
     assert agreements(MEASURED[:3]) == []
 
 
+def test_trials_are_kept_but_not_counted() -> None:
+    trial = replace(_run(Contender.LLAMA_CPP, HALF, 1.0, read_ahead=8192), trial=True)
+    assert rows_of([trial, *MEASURED]) == rows_of(MEASURED)
+    assert agreements([trial, *MEASURED]) == agreements(MEASURED)
+
+
+def test_few_tokens_of_a_slow_contender_are_compared_with_as_many() -> None:
+    few = _run(Contender.AIRLLM, HALF, 9.0)
+    generation = few.output.generations[0]
+    short = replace(generation, token_seconds=(1.0, 2.0), read_bytes=(0, 0), tokens=((5, 6),))
+    measured = replace(few, output=replace(few.output, generations=(short,)))
+    assert agreements([*MEASURED, measured])[-1] == Agreement("airllm", 2, 2)
+
+
 @pytest.fixture
 def result(tiny_packed: Path) -> BenchmarkResult:
     plan = BenchmarkPlan(Models(tiny_packed), (HALF, ALL), PROMPTS, new_tokens=3, batches=(1, 2), threads=2)

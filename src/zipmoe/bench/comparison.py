@@ -87,7 +87,8 @@ class Agreement:
 
 
 def rows_of(measured: Sequence[Measured]) -> list[Row]:
-    """One row per level, contender and batch size, in the order in which they were measured first."""
+    """One row per level, contender and batch size, in the order in which they were measured first; without trials."""
+    measured = [each for each in measured if not each.trial]
     rows = []
     for level in dict.fromkeys(each.level for each in measured):
         at_level = [each for each in measured if each.level == level]
@@ -101,6 +102,7 @@ def agreements(measured: Sequence[Measured]) -> list[Agreement]:
 
     Tokens of plain Transformers come from any level at which it ran: they do not depend on memory.
     """
+    measured = [each for each in measured if not each.trial]
     reference: dict[Any, tuple[int, ...]] = {}
     for each in measured:
         if each.variant.contender is Contender.TRANSFORMERS:
@@ -112,7 +114,9 @@ def agreements(measured: Sequence[Measured]) -> list[Agreement]:
         equal = total = 0
         for each in measured:
             if each.variant.contender is contender:
-                pairs = [(new, reference[key]) for key, new in _single_tokens(each).items() if key in reference]
+                pairs = [
+                    (new, reference[key][: len(new)]) for key, new in _single_tokens(each).items() if key in reference
+                ]
                 one_equal, one_total = agreement([new for new, _ in pairs], [old for _, old in pairs])
                 equal, total = equal + one_equal, total + one_total
         if total:

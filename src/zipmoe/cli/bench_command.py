@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -34,7 +35,7 @@ def bench_command(
         typer.Option(help="Limits, page cache included: shares of the model in BF16, amounts, 'fits' (all of it fits)"),
     ] = "25%,50%,75%,fits",
     contenders: Annotated[
-        str, typer.Option(help="Of zipmoe, zipmoe-exact, transformers, accelerate, llama.cpp")
+        str, typer.Option(help="Of zipmoe, zipmoe-exact, transformers, accelerate, llama.cpp, deepspeed, airllm")
     ] = "zipmoe,transformers,accelerate,llama.cpp",
     prompts: Annotated[int, typer.Option(help="Prompts that are measured one by one [topics: one for each]")] = 3,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt")] = 64,
@@ -59,11 +60,18 @@ def bench_command(
     ] = None,
     accelerate_share: Annotated[
         str, typer.Option(help="Shares of the limit that Accelerate keeps weights in, to try")
-    ] = "0.3",
+    ] = "0.5,0.6,0.7,0.8",
+    trial_tokens: Annotated[
+        int,
+        typer.Option(help="Tokens of the short runs that find each contender's best setting; 0: measure all settings"),
+    ] = 8,
+    slow_new_tokens: Annotated[
+        int, typer.Option(help="Tokens to generate with deepspeed and airllm, after a single prompt")
+    ] = 4,
     threads: Annotated[int | None, typer.Option(help="Threads of every contender [default: all cores]")] = None,
     seconds_per_run: Annotated[float, typer.Option(help="A run that takes longer is ended")] = 1800.0,
     work: Annotated[
-        Path | None, typer.Option(help="Folder that Accelerate may offload to [default: beside DST]")
+        Path | None, typer.Option(help="Folder that contenders may offload to [default: beside DST]")
     ] = None,
     no_limit: Annotated[
         bool,
@@ -117,7 +125,9 @@ def bench_command(
         cpu_shares=tuple(_numbers(accelerate_share, "--accelerate-share", float)),
         seconds_per_run=seconds_per_run,
         work_folder=work,
-        **({} if threads is None else {"threads": threads}),
+        trial_tokens=trial_tokens,
+        slow_new_tokens=slow_new_tokens,
+        threads=len(os.sched_getaffinity(0)) if threads is None else threads,
     )
     with _ended_by_signals():
         result = _measure(plan, opened, _interpreters(python or []), no_limit)
