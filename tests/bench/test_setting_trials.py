@@ -153,3 +153,16 @@ assert len(job["batches"]) == 1 and job["new_tokens"] == 2 and list(job["setting
 def test_a_trial_needs_a_time_between_tokens(tiny_source: Path, tiny_packed: Path, tokens: int) -> None:
     with pytest.raises(InvalidArgumentError, match="--trial-tokens"):
         _plan(tiny_source, tiny_packed, (LEVEL,), trial_tokens=tokens)
+
+
+def test_who_is_known_to_be_killed_can_be_left_out(tiny_source: Path, tiny_packed: Path) -> None:
+    good = {"transformers": script(LOADED, generation(1.0, 2.0), DONE)}
+    plan = BenchmarkPlan(
+        Models(tiny_packed, tiny_source),
+        (LEVEL, FITS),
+        random_prompts(1, 1, 4, 100),
+        (Contender.TRANSFORMERS,),
+        only_where_it_fits=(Contender.TRANSFORMERS,),
+    )
+    measured = Benchmark(plan, None, commands=WorkerCommands(overrides=good)).run()
+    assert [each.level.label for each in measured] == ["fits"]

@@ -132,3 +132,11 @@ def test_first_tokens_and_batches(targets: ModuleType) -> None:
     assert _missed(targets.batch_verdicts(targets.Rows(batches))) == [
         "fits: throughput of batch 16 over batch 1 >= 3.5x"
     ]
+
+
+def test_benchmarks_are_chosen_by_name(targets: ModuleType) -> None:
+    plans = {targets.SHORT: 1, targets.LONG: 2, targets.BATCHES: 3}
+    assert targets.wanted(plans, None) == plans
+    assert targets.wanted(plans, "long,batches") == {targets.LONG: 2, targets.BATCHES: 3}
+    with pytest.raises(SystemExit, match="'all' is none of short, long, batches"):
+        targets.wanted(plans, "all")

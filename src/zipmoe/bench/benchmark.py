@@ -58,6 +58,8 @@ class BenchmarkPlan:
     """Settings are tried by generating so many tokens after one prompt, and the best one is measured; 0: all are."""
     trial_levels: tuple[str, ...] | None = None
     """Labels of the levels where they are tried; what is best at the last one holds for all others [default: all]."""
+    only_where_it_fits: tuple[Contender, ...] = ()
+    """Contenders of which it is known that they are killed elsewhere."""
     slow_new_tokens: int = SLOW_NEW_TOKENS
     """Of contenders that take seconds per token; they get one prompt."""
     work_folder: Path | None = None
@@ -91,6 +93,10 @@ class BenchmarkPlan:
             for contender in self.contenders
             for variant in variants(contender, self.read_aheads, self.cpu_shares)
         )
+
+    def leaves_out(self, contender: Contender, level: MemoryLevel) -> bool:
+        """Whether this contender is not to be measured at this level."""
+        return contender in self.only_where_it_fits and not level.fits
 
     def tries_at(self, level: MemoryLevel) -> bool:
         """Whether settings are tried at this level."""
@@ -158,7 +164,8 @@ class Benchmark:
         for number in range(plan.rounds):
             order = plan.contenders if number % 2 == 0 else plan.contenders[::-1]
             for level in plan.levels:
-                for choice in (choices[contender, level] for contender in order):
+                wanted = (contender for contender in order if not plan.leaves_out(contender, level))
+                for choice in (choices[contender, level] for contender in wanted):
                     for variant in choice.variants if number % 2 == 0 else choice.variants[::-1]:
                         found = self._measure(variant, level, number, choice.reason)
                         measured.append(found)
@@ -183,7 +190,8 @@ class Benchmark:
                 continue
             elsewhere = every[:1]
             for level in sorted(plan.levels, key=lambda each: not plan.tries_at(each)):  # those with trials first
-                if level.fits or self._cannot(every[0], level) is not None:
+                left_out = plan.leaves_out(contender, level)
+                if level.fits or left_out or self._cannot(every[0], level) is not None:
                     choice = Choice(every[:1])
                 elif plan.tries_at(level):
                     choice = choose(every, partial(tried, level=level))
