@@ -29,6 +29,7 @@ from zipmoe.bench.benchmark import Benchmark, BenchmarkPlan
 from zipmoe.bench.comparison import Row
 from zipmoe.bench.contenders import Contender, Models, WorkerCommands
 from zipmoe.bench.control_group import GroupParent, find_parent
+from zipmoe.bench.ended_by_signals import ended_by_signals
 from zipmoe.bench.expected_duration import expected_seconds
 from zipmoe.bench.machine_rates import RateProbe
 from zipmoe.bench.markdown_report import markdown
@@ -279,7 +280,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"about {minutes(plans, options.earlier):.0f} minutes", flush=True)
     verdicts: list[Verdict] = []
     results: dict[str, BenchmarkResult] = {}
-    with find_parent() as parent:
+    with ended_by_signals(), find_parent() as parent:
         rates = bench.rate_probe()
         for name, plan in plans.items():
             results[name] = bench.measure(plan, parent, rates)

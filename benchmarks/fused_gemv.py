@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zipmoe.bench.kernels.kernel_result import SHAPES, KernelPlan, run_kernels
 from zipmoe.bench.kernels.kernel_tables import kernel_markdown
-from zipmoe.bench.kernels.product_methods import TOKENS
+from zipmoe.bench.kernels.product_methods import default_tokens
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=420, help="BF16 weights that go by in turn")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--shapes", nargs="*", help="ROWSxCOLUMNS, instead of Qwen1.5-MoE's")
-    parser.add_argument("--tokens", type=int, nargs="*", default=list(TOKENS), help="rows of x")
+    parser.add_argument("--tokens", type=int, nargs="*", default=list(default_tokens()), help="rows of x")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--markdown", type=Path, help="write the tables here")
     arguments = parser.parse_args()

@@ -14,7 +14,7 @@ from zipmoe.bench.kernels.decode_rates import DecodeRates, measure_decoding
 from zipmoe.bench.kernels.kernel_plot import plot_kernels
 from zipmoe.bench.kernels.kernel_result import KernelPlan, KernelResult, run_kernels
 from zipmoe.bench.kernels.kernel_tables import kernel_markdown, kernel_tables
-from zipmoe.bench.kernels.product_methods import Form, Method, calls, inputs, instruction_sets, methods
+from zipmoe.bench.kernels.product_methods import Form, Method, calls, default_tokens, inputs, instruction_sets, methods
 from zipmoe.bench.kernels.product_rates import ProductRates, ProductTimes, measure_shape
 from zipmoe.bench.kernels.rotating_weights import lay_out, memory_bytes
 from zipmoe.cli.main import main
@@ -89,7 +89,10 @@ def test_methods_are_those_that_take_so_many_tokens() -> None:
     names = ("avx2", "scalar")
     few = methods(1, names)
     assert [method.label for method in few] == ["fused avx2", "raw avx2", "fused scalar", "raw scalar", "torch"]
-    assert methods(10**6, names) == (Method(Form.TORCH),)
+    assert set(range(1, _native.GEMV_TOKENS_MAX + 1)) <= set(default_tokens())
+    many = methods(10**4, names)  # what the native core has no product for is left out, torch never is
+    assert many[-1] == Method(Form.TORCH)
+    assert (Method(Form.RAW, "avx2") in many) == Method(Form.RAW, "avx2").takes(10**4)
     assert set(instruction_sets()) <= set(_native.instruction_sets())
     assert instruction_sets()[0] == _native.gemv_instruction_set()
 

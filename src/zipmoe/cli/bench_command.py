@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zipmoe.bench.ended_by_signals import ended_by_signals
 from zipmoe.cli.bench_kernels import bench_kernels
 from zipmoe.cli.progress import talk
 
@@ -98,7 +98,7 @@ def bench_command(
     if kernels:
         if folder is not None:
             raise InvalidArgumentError("--kernels measures no model: leave out DST, or --kernels")
-        with _ended_by_signals():
+        with ended_by_signals():
             bench_kernels(shapes, tokens, megabytes, rounds, threads, json_file, markdown_file, plot_file)
         return
     if folder is None:
@@ -129,7 +129,7 @@ def bench_command(
         slow_new_tokens=slow_new_tokens,
         threads=len(os.sched_getaffinity(0)) if threads is None else threads,
     )
-    with _ended_by_signals():
+    with ended_by_signals():
         result = _measure(plan, opened, _interpreters(python or []), no_limit)
     _write(result, json_file, markdown_file, plot_file)
 
@@ -175,21 +175,6 @@ def _group_parent(no_limit: bool) -> Any:
     if no_limit:
         return nullcontext(None)
     return find_parent()
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the benchmark as Ctrl-C does: workers killed, groups removed, settings restored."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _prompts(

@@ -15,7 +15,7 @@ import torch
 from zipmoe import _native
 from zipmoe._version import __version__
 from zipmoe.bench.kernels.decode_rates import DecodeRates, measure_decoding
-from zipmoe.bench.kernels.product_methods import TOKENS, Form, instruction_sets
+from zipmoe.bench.kernels.product_methods import Form, default_tokens, instruction_sets
 from zipmoe.bench.kernels.product_rates import ProductRates, ProductTimes, measure_products
 from zipmoe.bench.kernels.rotating_weights import memory_bytes
 from zipmoe.bench.other_load import LoadBesideWorkers
@@ -34,7 +34,7 @@ class KernelPlan:
 
     shapes: tuple[tuple[int, int], ...] = SHAPES
     """Rows (outputs) and columns (inputs)."""
-    tokens: tuple[int, ...] = TOKENS
+    tokens: tuple[int, ...] = field(default_factory=default_tokens)
     megabytes: int = 420
     rounds: int = 7
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))

@@ -1,6 +1,6 @@
 """The ways to compute y = W x that are compared: packed weights, raw BF16 weights of our own, torch.
 
-A further native product is a further ``Form`` with the numbers of tokens that it takes and its call.
+Which numbers of tokens the native products take is asked of them. Another product is another ``Form`` and its call.
 """
 
 from __future__ import annotations
@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from zipmoe import _native
-from zipmoe.bench.kernels.rotating_weights import RotatingWeights
+from zipmoe.bench.kernels.rotating_weights import RotatingWeights, gaussian_weights
 from zipmoe.codecs.fx3_gemv import round_to_bfloat16
 
 Call = Callable[[int], object]
 """Multiplies with the matrix of this number."""
-_GEMV_TOKENS = tuple(range(1, _native.GEMV_TOKENS_MAX + 1))
-TOKENS = _GEMV_TOKENS
-"""Numbers of tokens (rows of x) that are measured unless others are asked for."""
+_TOKENS = (1, 2, 3, 4, 8, 16, 64)
+"""Numbers of tokens (rows of x) that are measured if there are native products for them."""
+_SMALL = (64, 128)
 
 
 class Form(StrEnum):
@@ -33,6 +34,9 @@ class Form(StrEnum):
     """BF16, our product."""
     TORCH = "torch"
     """BF16, ``torch.nn.functional.linear``."""
+
+
+NATIVE = (Form.FUSED, Form.RAW)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Method:
 
     def takes(self, tokens: int) -> bool:
         """Whether there is a product for so many tokens."""
-        return self.form is Form.TORCH or tokens in _GEMV_TOKENS
+        return self.form is Form.TORCH or _native_takes(self, tokens)
 
     def read_bytes(self, weights: RotatingWeights) -> float:
         """Bytes of weights that one product must read from memory."""
@@ -62,9 +66,15 @@ def instruction_sets() -> tuple[str, ...]:
     return tuple(dict.fromkeys(_native.gemv_instruction_set(name) for name in reversed(_native.instruction_sets())))
 
 
+def default_tokens() -> tuple[int, ...]:
+    """Numbers of tokens for which the best instruction set has both native products."""
+    best = instruction_sets()[0]
+    return tuple(number for number in _TOKENS if all(Method(form, best).takes(number) for form in NATIVE))
+
+
 def methods(tokens: int, names: tuple[str, ...]) -> tuple[Method, ...]:
     """All that can multiply so many tokens, on these instruction sets."""
-    native = tuple(Method(form, name) for name in names for form in (Form.FUSED, Form.RAW))
+    native = tuple(Method(form, name) for name in names for form in NATIVE)
     return tuple(method for method in (*native, Method(Form.TORCH)) if method.takes(tokens))
 
 
@@ -93,6 +103,22 @@ def calls(
             raise ArithmeticError(f"{method.label} computes other bits than {chosen[0].label}")
         expected = out.copy()
     return found
+
+
+@cache
+def _native_takes(method: Method, tokens: int) -> bool:
+    """Asks with a small matrix: the native core refuses more tokens than it has a product for."""
+    rows, columns = _SMALL
+    words = gaussian_weights(rows, columns, 0)
+    section = _native.encode("fx3", words)[0][0][1]
+    small = RotatingWeights(rows, columns, [section], [words], [])
+    out = np.empty((tokens, rows), np.uint16)
+    call = _call(method, small, inputs(tokens, columns), out, _native.ComputeThreads(1))
+    try:
+        call(0)
+    except ValueError:
+        return False
+    return True
 
 
 def _call(
