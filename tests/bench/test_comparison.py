@@ -137,6 +137,13 @@ def result(tiny_packed: Path) -> BenchmarkResult:
     return BenchmarkResult(plan, MEASURED, limited=True, read_ahead_kib=8192, other_cores_busy=0.0)
 
 
+def test_the_heading_says_that_slow_contenders_did_less(result: BenchmarkResult) -> None:
+    prompts = result.heading()[3]
+    assert prompts == "prompts   2 of 2 tokens: made up; 3 new tokens, 1 round"
+    plan = replace(result.plan, contenders=(Contender.ZIPMOE, Contender.AIRLLM))
+    assert replace(result, plan=plan).heading()[3] == f"{prompts}; airllm: one prompt, 4 new tokens"
+
+
 def test_tables(result: BenchmarkResult) -> None:
     latency, throughput, failures = tables(result)
     assert [row[:2] for row in latency.rows] == [
