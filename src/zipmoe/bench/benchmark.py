@@ -85,15 +85,6 @@ class BenchmarkPlan:
         if not self.cpu_shares or not all(0 < share <= 1 for share in self.cpu_shares):
             raise InvalidArgumentError("--accelerate-share takes shares above 0 and at most 1")
 
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Every contender in all of its settings."""
-        return tuple(
-            variant
-            for contender in self.contenders
-            for variant in variants(contender, self.read_aheads, self.cpu_shares)
-        )
-
     def leaves_out(self, contender: Contender, level: MemoryLevel) -> bool:
         """Whether this contender is not to be measured at this level."""
         return contender in self.only_where_it_fits and not level.fits
