@@ -7,6 +7,11 @@ The model has the shape of Qwen1.5-MoE-A2.7B cut to six layers (``make-model``).
 ``zipmoe.bench``, page cache included in every limit; numbers are medians over three prompts that stay on one topic
 each. Prints one line per target with what was measured and whether it holds, writes docs/results/against_baselines.json
 with everything raw, and exits with 1 if a target is missed. Needs root (control groups, read-ahead of the disk).
+
+Mapped contenders and Accelerate are tried in all settings by short runs, and measured in their best one. ``--quick``
+tries settings at 50 % only and uses what is best there at 25 and 75 %, too, and leaves out plain Transformers where it
+is known to be killed. DeepSpeed and AirLLM, which take seconds per token, are measured with one prompt and four tokens
+if their interpreters are named. How long it will take is said at the start, judged by the last result.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,8 @@ from zipmoe.bench.benchmark import Benchmark, BenchmarkPlan
 from zipmoe.bench.comparison import Row
 from zipmoe.bench.contenders import Contender, Models, WorkerCommands
 from zipmoe.bench.control_group import GroupParent, find_parent
+from zipmoe.bench.ended_by_signals import ended_by_signals
+from zipmoe.bench.expected_duration import expected_seconds
 from zipmoe.bench.machine_rates import RateProbe
 from zipmoe.bench.markdown_report import markdown
 from zipmoe.bench.memory_levels import memory_levels
@@ -36,6 +43,7 @@ from zipmoe.store.packed_folder import PackedFolder
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 TOPICS, VOCABULARY = (7, 11, 23), 151936
 LEVELS = "25%,50%,75%,fits"
+SHORT, LONG, BATCHES = "prompts of 64 tokens", "prompts of 512 tokens", "batches"
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,15 @@ def _disk_verdicts(rows: Rows) -> list[Verdict]:
 def first_token_verdicts(rows: Rows, tokens: int) -> list[Verdict]:
     """TTFT at 50 %."""
     value = rows.over(Contender.LLAMA_CPP, "50%", "best_ttft_seconds")
-    return [at_least(f"50%: first token after {tokens} tokens faster than llama.cpp's", value, 2.5)]
+    floor = rows.value(Contender.ZIPMOE, "50%", "prefill")
+    return [
+        at_least(f"50%: first token after {tokens} tokens faster than llama.cpp's", value, 2.5),
+        at_most(
+            f"50%: first token after {tokens} tokens over max(compressed bytes read / disk rate, FLOPs / GEMM rate)",
+            None if floor is None else floor.achieved_over_floor,
+            1.3,
+        ),
+    ]
 
 
 def batch_verdicts(rows: Rows) -> list[Verdict]:
@@ -149,43 +165,80 @@ def batch_verdicts(rows: Rows) -> list[Verdict]:
 class Bench:
     """The models, and the machine that everything is measured on."""
 
-    def __init__(self, options: argparse.Namespace, models: Models, parent: GroupParent) -> None:
+    def __init__(self, options: argparse.Namespace, models: Models) -> None:
         self._options = options
         self._models = models
-        self._parent = parent
-        folder = PackedFolder.open(models.packed)
-        self._source_bytes = folder.manifest.source_bytes
-        self._rates = RateProbe(folder)
-        python = options.python
-        self._commands = WorkerCommands({} if python is None else {Contender.LLAMA_CPP.value: str(python)})
+        self._folder = PackedFolder.open(models.packed)
+        pythons = {
+            Contender.LLAMA_CPP: options.python,
+            Contender.DEEPSPEED: options.deepspeed_python,
+            Contender.AIRLLM: options.airllm_python,
+        }
+        self._interpreters = {name: str(path) for name, path in pythons.items() if path is not None}
+        self._commands = WorkerCommands({name.value: path for name, path in self._interpreters.items()})
 
-    def measure(
+    def plans(self) -> dict[str, BenchmarkPlan]:
+        """The three benchmarks by name."""
+        everybody = [Contender.ZIPMOE, Contender.TRANSFORMERS, Contender.ACCELERATE, Contender.LLAMA_CPP]
+        everybody += [contender for contender in self._interpreters if contender.slow]
+        return {
+            SHORT: self._plan(LEVELS, everybody),
+            LONG: self._plan("50%", (Contender.ZIPMOE, Contender.LLAMA_CPP), prompt_tokens=512),
+            BATCHES: self._plan("50%,fits", (Contender.ZIPMOE,), batches=(1, 4, 16)),
+        }
+
+    def _plan(
         self,
         levels: str,
         contenders: Sequence[Contender],
         *,
         prompt_tokens: int = 64,
         batches: tuple[int, ...] = (1,),
-    ) -> BenchmarkResult:
-        """One benchmark."""
+    ) -> BenchmarkPlan:
         options = self._options
-        plan = BenchmarkPlan(
+        return BenchmarkPlan(
             self._models,
-            memory_levels(levels, self._source_bytes),
+            memory_levels(levels, self._folder.manifest.source_bytes),
             topic_prompts(TOPICS, max(batches), prompt_tokens, VOCABULARY),
             tuple(contenders),
-            new_tokens=32,
+            new_tokens=options.new_tokens,
             batches=batches,
             rounds=options.rounds,
             read_aheads=tuple(int(part) for part in options.read_ahead_kib.split(",") if part),
             cpu_shares=tuple(float(part) for part in options.accelerate_share.split(",")),
             work_folder=options.work,
+            trial_tokens=options.trial_tokens,
+            trial_levels=("50%",) if options.quick else None,
+            only_where_it_fits=(Contender.TRANSFORMERS,) if options.quick else (),
         )
+
+    def measure(self, plan: BenchmarkPlan, parent: GroupParent, rates: RateProbe) -> BenchmarkResult:
+        """One benchmark."""
         load = LoadBesideWorkers()
         told = lambda line: print(f"       {line}", flush=True)  # noqa: E731
-        benchmark = Benchmark(plan, self._parent, commands=self._commands, rate_probe=self._rates, tell=told)
-        measured = tuple(benchmark.run())
+        measured = tuple(Benchmark(plan, parent, commands=self._commands, rate_probe=rates, tell=told).run())
         return BenchmarkResult(plan, measured, True, read_ahead_kib(self._models.packed), load.cores())
+
+    def rate_probe(self) -> RateProbe:
+        """Measures the machine between the runs."""
+        return RateProbe(self._folder)
+
+
+def minutes(plans: Mapping[str, BenchmarkPlan], earlier: Path) -> float:
+    """Expected for everything, by what an earlier run left."""
+    known: dict[str, Any] = json.loads(earlier.read_text())["benchmarks"] if earlier.is_file() else {}
+    return sum(expected_seconds(plan, known.get(name, {}).get("rows", [])) for name, plan in plans.items()) / 60
+
+
+def wanted(plans: Mapping[str, BenchmarkPlan], only: str | None) -> dict[str, BenchmarkPlan]:
+    """Those that were asked for, all by default."""
+    names = {"short": SHORT, "long": LONG, "batches": BATCHES}
+    if only is None:
+        return dict(plans)
+    unknown = [part for part in only.split(",") if part not in names]
+    if unknown:
+        raise SystemExit(f"--only {unknown[0]!r} is none of {', '.join(names)}")
+    return {names[part]: plans[names[part]] for part in only.split(",")}
 
 
 def prepare(options: argparse.Namespace) -> Models:
@@ -213,28 +266,28 @@ def _step(what: str, *command: Any) -> None:
         raise SystemExit(f"{what} failed:\n{done.stderr[-2000:]}")
 
 
+def verdicts_of(name: str, rows: Rows) -> list[Verdict]:
+    """The targets that a benchmark decides about."""
+    if name == SHORT:
+        return latency_verdicts(rows) + first_token_verdicts(rows, 64)
+    return first_token_verdicts(rows, 512) if name == LONG else batch_verdicts(rows)
+
+
 def run(options: argparse.Namespace) -> int:
     """Measure and judge; 0 if all targets hold."""
-    models = prepare(options)
-    everybody = (Contender.ZIPMOE, Contender.TRANSFORMERS, Contender.ACCELERATE, Contender.LLAMA_CPP)
+    bench = Bench(options, prepare(options))
+    plans = wanted(bench.plans(), options.only)
+    print(f"about {minutes(plans, options.earlier):.0f} minutes", flush=True)
     verdicts: list[Verdict] = []
     results: dict[str, BenchmarkResult] = {}
-
-    def judge(name: str, result: BenchmarkResult, found: list[Verdict]) -> None:
-        results[name] = result
-        verdicts.extend(found)
-        for verdict in found:
-            print(verdict.line(), flush=True)
-
-    with find_parent() as parent:
-        bench = Bench(options, models, parent)
-        single = bench.measure(LEVELS, everybody)
-        rows = Rows(single.rows)
-        judge("prompts of 64 tokens", single, latency_verdicts(rows) + first_token_verdicts(rows, 64))
-        long = bench.measure("50%", (Contender.ZIPMOE, Contender.LLAMA_CPP), prompt_tokens=512)
-        judge("prompts of 512 tokens", long, first_token_verdicts(Rows(long.rows), 512))
-        many = bench.measure("50%,fits", (Contender.ZIPMOE,), batches=(1, 4, 16))
-        judge("batches", many, batch_verdicts(Rows(many.rows)))
+    with ended_by_signals(), find_parent() as parent:
+        rates = bench.rate_probe()
+        for name, plan in plans.items():
+            results[name] = bench.measure(plan, parent, rates)
+            found = verdicts_of(name, Rows(results[name].rows))
+            verdicts += found
+            for verdict in found:
+                print(verdict.line(), flush=True)
     raw = {
         "targets": [vars(verdict) for verdict in verdicts],
         "benchmarks": {name: result.to_json() for name, result in results.items()},
@@ -258,7 +311,18 @@ def main() -> int:
     parser.add_argument("--llama-source", type=Path, help="llama.cpp's source (vendor/llama.cpp of llama-cpp-python)")
     parser.add_argument("--converter-python", type=Path, help="interpreter for the conversion [default: --python]")
     parser.add_argument("--read-ahead-kib", default="128,8192", help="settings that mapped contenders are tried in")
-    parser.add_argument("--accelerate-share", default="0.3", help="shares of the limit that Accelerate is tried with")
+    parser.add_argument(
+        "--accelerate-share", default="0.5,0.6,0.7,0.8", help="shares of the limit that Accelerate is tried with"
+    )
+    parser.add_argument("--trial-tokens", type=int, default=8, help="of the short runs that find the best settings")
+    parser.add_argument("--new-tokens", type=int, default=32, help="the targets are stated for 32")
+    parser.add_argument("--deepspeed-python", type=Path, help="interpreter that has deepspeed: measures it, too")
+    parser.add_argument("--airllm-python", type=Path, help="interpreter that has airllm: measures it, too")
+    parser.add_argument("--quick", action="store_true", help="settings are tried at 50 %% only; see the docstring")
+    parser.add_argument("--only", help="of short,long,batches: prompts of 64 tokens, of 512, batches")
+    parser.add_argument(
+        "--earlier", type=Path, default=RESULTS / "against_baselines.json", help="result to judge the duration by"
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, default=RESULTS / "against_baselines.json")
     parser.add_argument("--markdown", type=Path, default=RESULTS / "against_baselines.md")

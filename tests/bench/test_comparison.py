@@ -117,10 +117,31 @@ def test_agreement_with_plain_transformers() -> None:
     assert agreements(MEASURED[:3]) == []
 
 
+def test_trials_are_kept_but_not_counted() -> None:
+    trial = replace(_run(Contender.LLAMA_CPP, HALF, 1.0, read_ahead=8192), trial=True)
+    assert rows_of([trial, *MEASURED]) == rows_of(MEASURED)
+    assert agreements([trial, *MEASURED]) == agreements(MEASURED)
+
+
+def test_few_tokens_of_a_slow_contender_are_compared_with_as_many() -> None:
+    few = _run(Contender.AIRLLM, HALF, 9.0)
+    generation = few.output.generations[0]
+    short = replace(generation, token_seconds=(1.0, 2.0), read_bytes=(0, 0), tokens=((5, 6),))
+    measured = replace(few, output=replace(few.output, generations=(short,)))
+    assert agreements([*MEASURED, measured])[-1] == Agreement("airllm", 2, 2)
+
+
 @pytest.fixture
 def result(tiny_packed: Path) -> BenchmarkResult:
     plan = BenchmarkPlan(Models(tiny_packed), (HALF, ALL), PROMPTS, new_tokens=3, batches=(1, 2), threads=2)
     return BenchmarkResult(plan, MEASURED, limited=True, read_ahead_kib=8192, other_cores_busy=0.0)
+
+
+def test_the_heading_says_that_slow_contenders_did_less(result: BenchmarkResult) -> None:
+    prompts = result.heading()[3]
+    assert prompts == "prompts   2 of 2 tokens: made up; 3 new tokens, 1 round"
+    plan = replace(result.plan, contenders=(Contender.ZIPMOE, Contender.AIRLLM))
+    assert replace(result, plan=plan).heading()[3] == f"{prompts}; airllm: one prompt, 4 new tokens"
 
 
 def test_tables(result: BenchmarkResult) -> None:

@@ -106,6 +106,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert "nothing to offload" in (cannot_run(Variant(Contender.ACCELERATE), roomy, whole) or "")
     settings = job_settings(Variant(Contender.ACCELERATE, cpu_share=0.3), tight, tmp_path)
     assert settings == {"offload_folder": str(tmp_path), "cpu_bytes": 300_000_000}
+    assert job_settings(Variant(Contender.AIRLLM), tight, tmp_path) == {"offload_folder": str(tmp_path)}
     assert job_settings(Variant(Contender.ZIPMOE_EXACT), tight, tmp_path) == {"mode": "exact"}
 
 
@@ -113,6 +114,8 @@ def test_an_interpreter_that_is_none_is_said() -> None:
     commands = WorkerCommands({"llama.cpp": "/nonexistent/python"})
     assert "is no Python that runs" in (commands.missing_library(Contender.LLAMA_CPP) or "")
     assert commands.missing_library(Contender.ZIPMOE) is None
+    launcher, module = WorkerCommands({"airllm": "/p"}).command(Contender.AIRLLM)[1:]
+    assert (Path(launcher).name, module) == ("without_zipmoe.py", "airllm_layers")
     assert commands.command(Contender.LLAMA_CPP)[0] == "/nonexistent/python"
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from zipmoe.bench.comparison import Row
+from zipmoe.bench.prefill_floor import PrefillFloor
 from zipmoe.bench.roofline import Roofline
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "against_baselines.py"
@@ -57,6 +59,7 @@ def _row(
         peak,
         None,
         floor,
+        prefill=PrefillFloor(1.0, 1.0, 0.5, 0.8, ttft) if contender == "zipmoe" else None,
     )
 
 
@@ -116,6 +119,12 @@ def test_first_tokens_and_batches(targets: ModuleType) -> None:
     assert _missed(targets.first_token_verdicts(targets.Rows(rows), 512)) == [
         "50%: first token after 512 tokens faster than llama.cpp's >= 2.5x"
     ]
+    late = targets.Rows([_row("zipmoe", "50%", 0.1, ttft=1.1), _row("llama.cpp", "50%", 0.5, ttft=9.0)])
+    assert _missed(targets.first_token_verdicts(late, 64)) == [
+        "50%: first token after 64 tokens over max(compressed bytes read / disk rate, FLOPs / GEMM rate) <= 1.3x"
+    ]
+    unknown = targets.Rows([replace(_row("zipmoe", "50%", 0.1), prefill=None), _row("llama.cpp", "50%", 1.0, ttft=9.0)])
+    assert targets.first_token_verdicts(unknown, 64)[1].measured == "not measured"
     batches = [
         _row("zipmoe", level, 0.1, batch=batch, rate=rate)
         for level, batch, rate in (("50%", 1, 10.0), ("50%", 16, 18.0), ("fits", 1, 10.0), ("fits", 16, 34.0))
@@ -123,3 +132,11 @@ def test_first_tokens_and_batches(targets: ModuleType) -> None:
     assert _missed(targets.batch_verdicts(targets.Rows(batches))) == [
         "fits: throughput of batch 16 over batch 1 >= 3.5x"
     ]
+
+
+def test_benchmarks_are_chosen_by_name(targets: ModuleType) -> None:
+    plans = {targets.SHORT: 1, targets.LONG: 2, targets.BATCHES: 3}
+    assert targets.wanted(plans, None) == plans
+    assert targets.wanted(plans, "long,batches") == {targets.LONG: 2, targets.BATCHES: 3}
+    with pytest.raises(SystemExit, match="'all' is none of short, long, batches"):
+        targets.wanted(plans, "all")

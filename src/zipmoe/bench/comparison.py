@@ -20,6 +20,8 @@ from zipmoe.bench.latency_statistics import (
 )
 from zipmoe.bench.measurement import Generation
 from zipmoe.bench.memory_levels import MemoryLevel
+from zipmoe.bench.prefill_floor import PrefillFloor, prefill_floor
+from zipmoe.bench.prefill_work import PrefillWork
 from zipmoe.bench.roofline import Roofline, roofline
 
 
@@ -53,6 +55,8 @@ class Row:
     roofline: Roofline | None
     slower_than_zipmoe: float | None = None
     """Its TPOT over that of our engine at the same level and batch."""
+    prefill: PrefillFloor | None = None
+    """Of single prompts."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields, the roofline's ratios included."""
@@ -62,6 +66,12 @@ class Row:
                 "floor_seconds": self.roofline.floor_seconds,
                 "achieved_over_floor": self.roofline.achieved_over_floor,
                 "bound_by": self.roofline.bound_by,
+            }
+        if self.prefill is not None:
+            fields["prefill"] |= {
+                "floor_seconds": self.prefill.floor_seconds,
+                "achieved_over_floor": self.prefill.achieved_over_floor,
+                "bound_by": self.prefill.bound_by,
             }
         return fields
 
@@ -77,7 +87,8 @@ class Agreement:
 
 
 def rows_of(measured: Sequence[Measured]) -> list[Row]:
-    """One row per level, contender and batch size, in the order in which they were measured first."""
+    """One row per level, contender and batch size, in the order in which they were measured first; without trials."""
+    measured = [each for each in measured if not each.trial]
     rows = []
     for level in dict.fromkeys(each.level for each in measured):
         at_level = [each for each in measured if each.level == level]
@@ -91,6 +102,7 @@ def agreements(measured: Sequence[Measured]) -> list[Agreement]:
 
     Tokens of plain Transformers come from any level at which it ran: they do not depend on memory.
     """
+    measured = [each for each in measured if not each.trial]
     reference: dict[Any, tuple[int, ...]] = {}
     for each in measured:
         if each.variant.contender is Contender.TRANSFORMERS:
@@ -102,7 +114,9 @@ def agreements(measured: Sequence[Measured]) -> list[Agreement]:
         equal = total = 0
         for each in measured:
             if each.variant.contender is contender:
-                pairs = [(new, reference[key]) for key, new in _single_tokens(each).items() if key in reference]
+                pairs = [
+                    (new, reference[key][: len(new)]) for key, new in _single_tokens(each).items() if key in reference
+                ]
                 one_equal, one_total = agreement([new for new, _ in pairs], [old for _, old in pairs])
                 equal, total = equal + one_equal, total + one_total
         if total:
@@ -152,7 +166,18 @@ def _row(measured: Sequence[Measured], variant: Variant, level: MemoryLevel, siz
         peak_bytes=max(peaks, default=None),
         hit_rate=hit_rate(generations),
         roofline=_roofline(ran, generations),
+        prefill=_prefill(ran, generations) if size == 1 else None,
     )
+
+
+def _prefill(ran: Sequence[Measured], generations: Sequence[Generation]) -> PrefillFloor | None:
+    told = [each.output.loaded.get("prefill_work") for each in ran if each.output.loaded is not None]
+    fields = next((each for each in told if each is not None), None)
+    tokens = {len(prompt) for each in ran for batch in each.batches for prompt in batch}
+    if fields is None or len(tokens) != 1:
+        return None
+    rates = [rate for each in ran for rate in each.rates]
+    return prefill_floor(generations, tokens.pop(), PrefillWork.from_json(fields), rates)
 
 
 def _roofline(ran: Sequence[Measured], generations: Sequence[Generation]) -> Roofline | None:

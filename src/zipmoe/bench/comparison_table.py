@@ -61,6 +61,7 @@ def _latency(rows: Sequence[Row]) -> Table:
         ("peak memory", lambda row: _bytes(row.peak_bytes)),
         ("hit rate", lambda row: _number(row.hit_rate, "{:.1%}")),
         ("achieved / floor", _floor),
+        ("TTFT / floor", _prefill_floor),
     ]
     return _table("One prompt at a time", columns, rows)
 
@@ -107,6 +108,13 @@ def _floor(row: Row) -> str:
         return NOTHING
     floor = row.roofline
     return f"{floor.achieved_over_floor:.2f} ({floor.bound_by}: {floor.floor_seconds:.4f} s)"
+
+
+def _prefill_floor(row: Row) -> str:
+    if row.prefill is None:
+        return NOTHING
+    floor = row.prefill
+    return f"{floor.achieved_over_floor:.2f} ({floor.bound_by}: {floor.floor_seconds:.3f} s)"
 
 
 def _seconds(value: float | None) -> str:

@@ -27,6 +27,8 @@ class Contender(StrEnum):
     TRANSFORMERS = "transformers"
     ACCELERATE = "accelerate"
     LLAMA_CPP = "llama.cpp"
+    DEEPSPEED = "deepspeed"
+    AIRLLM = "airllm"
 
     @property
     def packed(self) -> bool:
@@ -38,6 +40,16 @@ class Contender(StrEnum):
         """Whether it reads weights by page faults, so that the disk's read-ahead decides about it."""
         return self in (Contender.ACCELERATE, Contender.LLAMA_CPP)
 
+    @property
+    def offloads(self) -> bool:
+        """Whether it writes a copy of the weights to a folder and reads them from there."""
+        return self in (Contender.ACCELERATE, Contender.DEEPSPEED, Contender.AIRLLM)
+
+    @property
+    def slow(self) -> bool:
+        """Whether a token takes seconds, so that a few tokens after one prompt must do."""
+        return self in (Contender.DEEPSPEED, Contender.AIRLLM)
+
 
 DEFAULT_CONTENDERS = (Contender.ZIPMOE, Contender.TRANSFORMERS, Contender.ACCELERATE, Contender.LLAMA_CPP)
 _MODULES = {
@@ -46,6 +58,14 @@ _MODULES = {
     Contender.TRANSFORMERS: "plain_transformers",
     Contender.ACCELERATE: "accelerate_offload",
     Contender.LLAMA_CPP: "llama_cpp_gguf",
+    Contender.DEEPSPEED: "deepspeed_offload",
+    Contender.AIRLLM: "airllm_layers",
+}
+_LIBRARIES = {
+    Contender.ACCELERATE: "accelerate",
+    Contender.LLAMA_CPP: "llama_cpp",
+    Contender.DEEPSPEED: "deepspeed",
+    Contender.AIRLLM: "airllm",
 }
 
 
@@ -105,11 +125,13 @@ class WorkerCommands:
         python, module = self.interpreter(contender), _MODULES[contender]
         if contender is Contender.LLAMA_CPP:
             return [python, str(_WORKERS / f"{module}.py")]  # as a file: its interpreter need not know ZipMoE
+        if contender in (Contender.DEEPSPEED, Contender.AIRLLM):
+            return [python, str(_WORKERS / "without_zipmoe.py"), module]
         return [python, "-m", f"zipmoe.bench.workers.{module}"]
 
     def missing_library(self, contender: Contender) -> str | None:
         """Why the contender's interpreter cannot run it; None if it can."""
-        needed = {Contender.ACCELERATE: "accelerate", Contender.LLAMA_CPP: "llama_cpp"}.get(contender)
+        needed = _LIBRARIES.get(contender)
         if needed is None or contender.value in self.overrides:
             return None
         python = self.interpreter(contender)
@@ -163,4 +185,6 @@ def job_settings(variant: Variant, level: MemoryLevel, offload_folder: Path) -> 
     if variant.contender is Contender.ACCELERATE:
         share = variant.cpu_share if variant.cpu_share is not None else 1.0
         return {"offload_folder": str(offload_folder), "cpu_bytes": int(level.limit_bytes * share)}
+    if variant.contender.offloads:
+        return {"offload_folder": str(offload_folder)}
     return {}

@@ -32,6 +32,8 @@ class Generation:
     """The same after the first token."""
     decode_read_bytes: int | None = None
     """Read for missing experts after the first token."""
+    prefill_read_bytes: int | None = None
+    """Read until the first token."""
     other: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -67,7 +69,7 @@ class WorkerOutput:
     done: bool
 
 
-_GENERATION_KEYS = ("hits", "misses", "decode_hits", "decode_misses", "decode_read_bytes")
+_GENERATION_KEYS = ("hits", "misses", "decode_hits", "decode_misses", "decode_read_bytes", "prefill_read_bytes")
 
 
 def read_output(text: str) -> WorkerOutput:

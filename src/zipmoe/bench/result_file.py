@@ -48,12 +48,14 @@ class BenchmarkResult:
         limit = "limits include page cache" if self.limited else "NO LIMIT was set: only zipmoe keeps to its budget"
         ahead = "unknown" if self.read_ahead_kib is None else f"{self.read_ahead_kib} KiB"
         tried = f" (tried: {', '.join(map(str, plan.read_aheads))} KiB)" if plan.read_aheads else ""
+        few = [contender.value for contender in plan.contenders if contender.slow]
+        slow = f"; {', '.join(few)}: one prompt, {plan.slow_new_tokens} new tokens" if few else ""
         return [
             f"machine   {host_fingerprint().describe()}, {_native.best_instruction_set()}, {plan.threads} threads",
             f"disk      {disk_identity(plan.models.packed).describe()}, read-ahead {ahead}{tried}",
             f"model     {plan.models.packed.name}",
             f"prompts   {plan.prompts.single} of {len(plan.prompts.prompts[0])} tokens: {plan.prompts.description}; "
-            f"{plan.new_tokens} new tokens, {plan.rounds} round{'s' if plan.rounds != 1 else ''}",
+            f"{plan.new_tokens} new tokens, {plan.rounds} round{'s' if plan.rounds != 1 else ''}{slow}",
             f"memory    {limit}",
             f"others    kept {self.other_cores_busy:.1f} cores busy meanwhile",
         ]
@@ -84,6 +86,8 @@ class BenchmarkResult:
                 "rounds": plan.rounds,
                 "read_ahead_kib": list(plan.read_aheads),
                 "accelerate_shares": list(plan.cpu_shares),
+                "trial_tokens": plan.trial_tokens,
+                "slow_new_tokens": plan.slow_new_tokens,
                 "threads": plan.threads,
             },
             "other_cores_busy": self.other_cores_busy,
@@ -107,6 +111,7 @@ def _run(measured: Measured) -> dict[str, Any]:
         "level": measured.level.label,
         "limit_bytes": measured.level.limit_bytes,
         "round": measured.round,
+        "trial": measured.trial,
         "reason": measured.reason,
         "seconds": measured.seconds,
         "memory": None if measured.memory is None else asdict(measured.memory),

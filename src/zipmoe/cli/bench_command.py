@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zipmoe.bench.ended_by_signals import ended_by_signals
+from zipmoe.cli.bench_kernels import bench_kernels
 from zipmoe.cli.progress import talk
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def bench_command(
-    folder: Annotated[Path, typer.Argument(metavar="DST", help="Packed folder")],
+    folder: Annotated[Path | None, typer.Argument(metavar="[DST]", help="Packed folder", show_default=False)] = None,
     source: Annotated[
         Path | None, typer.Option(help="The original checkpoint, for Transformers and Accelerate")
     ] = None,
@@ -33,7 +35,7 @@ def bench_command(
         typer.Option(help="Limits, page cache included: shares of the model in BF16, amounts, 'fits' (all of it fits)"),
     ] = "25%,50%,75%,fits",
     contenders: Annotated[
-        str, typer.Option(help="Of zipmoe, zipmoe-exact, transformers, accelerate, llama.cpp")
+        str, typer.Option(help="Of zipmoe, zipmoe-exact, transformers, accelerate, llama.cpp, deepspeed, airllm")
     ] = "zipmoe,transformers,accelerate,llama.cpp",
     prompts: Annotated[int, typer.Option(help="Prompts that are measured one by one [topics: one for each]")] = 3,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt")] = 64,
@@ -45,7 +47,9 @@ def bench_command(
     prompt_file: Annotated[
         Path | None, typer.Option(help="Text with one prompt per line [default: random token ids]")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Times that everything is measured")] = 1,
+    rounds: Annotated[
+        int | None, typer.Option(help="Times that everything is measured [default: 1; kernels: 7]")
+    ] = None,
     python: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="Python for a contender, e.g. llama.cpp=venv/bin/python; repeatable"),
@@ -56,28 +60,55 @@ def bench_command(
     ] = None,
     accelerate_share: Annotated[
         str, typer.Option(help="Shares of the limit that Accelerate keeps weights in, to try")
-    ] = "0.3",
+    ] = "0.5,0.6,0.7,0.8",
+    trial_tokens: Annotated[
+        int,
+        typer.Option(help="Tokens of the short runs that find each contender's best setting; 0: measure all settings"),
+    ] = 8,
+    slow_new_tokens: Annotated[
+        int, typer.Option(help="Tokens to generate with deepspeed and airllm, after a single prompt")
+    ] = 4,
     threads: Annotated[int | None, typer.Option(help="Threads of every contender [default: all cores]")] = None,
     seconds_per_run: Annotated[float, typer.Option(help="A run that takes longer is ended")] = 1800.0,
     work: Annotated[
-        Path | None, typer.Option(help="Folder that Accelerate may offload to [default: beside DST]")
+        Path | None, typer.Option(help="Folder that contenders may offload to [default: beside DST]")
     ] = None,
     no_limit: Annotated[
         bool,
         typer.Option("--no-limit", help="Measure without limits where none can be set (zipmoe keeps to its budget)"),
     ] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Measure products with packed weights and decoding instead; without DST")
+    ] = False,
+    shapes: Annotated[
+        str | None, typer.Option(help="Kernels: ROWSxCOLUMNS of the matrices [default: Qwen1.5-MoE's]")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Kernels: numbers of tokens [default: all that have products of their own]")
+    ] = None,
+    megabytes: Annotated[int, typer.Option(help="Kernels: BF16 weights that go by in turn")] = 420,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything raw to this file")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the tables to this file")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw TPOT by memory (needs matplotlib)")] = None,
 ) -> None:
     """Compare with Transformers, Accelerate and llama.cpp, in turn, each under the same memory limit."""
+    from zipmoe.errors import InvalidArgumentError
+
+    _check_files(source, gguf, work, json_file, markdown_file, plot_file)
+    if kernels:
+        if folder is not None:
+            raise InvalidArgumentError("--kernels measures no model: leave out DST, or --kernels")
+        with ended_by_signals():
+            bench_kernels(shapes, tokens, megabytes, rounds, threads, json_file, markdown_file, plot_file)
+        return
+    if folder is None:
+        raise InvalidArgumentError("no packed folder was named", hint="zipmoe bench DST, or zipmoe bench --kernels")
     from zipmoe.bench.benchmark import BenchmarkPlan
     from zipmoe.bench.comparison_plot import check_plot
     from zipmoe.bench.contenders import Models, parse_contenders
     from zipmoe.bench.memory_levels import memory_levels
     from zipmoe.store.packed_folder import PackedFolder
 
-    _check_files(source, gguf, work, json_file, markdown_file, plot_file)
     sizes = tuple(_numbers(batch, "--batch", int))
     if plot_file is not None:
         check_plot(plot_file)
@@ -89,14 +120,16 @@ def bench_command(
         contenders=parse_contenders(contenders),
         new_tokens=new_tokens,
         batches=sizes,
-        rounds=rounds,
+        rounds=1 if rounds is None else rounds,
         read_aheads=tuple(_numbers(read_ahead_kib, "--read-ahead-kib", int)) if read_ahead_kib is not None else (),
         cpu_shares=tuple(_numbers(accelerate_share, "--accelerate-share", float)),
         seconds_per_run=seconds_per_run,
         work_folder=work,
-        **({} if threads is None else {"threads": threads}),
+        trial_tokens=trial_tokens,
+        slow_new_tokens=slow_new_tokens,
+        threads=len(os.sched_getaffinity(0)) if threads is None else threads,
     )
-    with _ended_by_signals():
+    with ended_by_signals():
         result = _measure(plan, opened, _interpreters(python or []), no_limit)
     _write(result, json_file, markdown_file, plot_file)
 
@@ -142,21 +175,6 @@ def _group_parent(no_limit: bool) -> Any:
     if no_limit:
         return nullcontext(None)
     return find_parent()
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the benchmark as Ctrl-C does: workers killed, groups removed, settings restored."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _prompts(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from zipmoe.bench.comparison_table import agreement_lines, tables
+from zipmoe.bench.comparison_table import Table, agreement_lines, tables
 
 if TYPE_CHECKING:
     from zipmoe.bench.result_file import BenchmarkResult
@@ -20,17 +21,23 @@ _TEXT = ("why", "best setting")
 
 def print_comparison(result: BenchmarkResult) -> None:
     """Print the result to standard output."""
+    print_tables(result.heading(), tables(result), agreement_lines(result.agreements))
+
+
+def print_tables(heading: Sequence[str], found: Sequence[Table], closing: Sequence[str] = ()) -> None:
+    """Print lines, tables and more lines to standard output."""
     console = Console(soft_wrap=True, highlight=False)
     console.width = max(console.width, _LEAST_WIDTH)
-    for line in result.heading():
+    for line in heading:
         console.print(line, markup=False)
-    for table in tables(result):
+    for table in found:
         rich_table = RichTable(title=table.title, title_justify="left", title_style="bold", box=None)
-        for number, heading in enumerate(table.headings):
-            rich_table.add_column(heading, justify="left" if number < 2 or heading in _TEXT else "right", no_wrap=True)
+        for number, heading_cell in enumerate(table.headings):
+            justify: Literal["left", "right"] = "left" if number < 2 or heading_cell in _TEXT else "right"
+            rich_table.add_column(heading_cell, justify=justify, no_wrap=True)
         for row in table.rows:
             rich_table.add_row(*(cell.replace("[", r"\[") for cell in row))
         console.print()
         console.print(rich_table)
-    for line in agreement_lines(result.agreements):
+    for line in closing:
         console.print(line, markup=False)

@@ -15,6 +15,7 @@ def work(job: Job, reporter: Reporter) -> None:
 
     import zipmoe
     from zipmoe.bench.active_bytes import always_active_bytes, mean_expert_bytes
+    from zipmoe.bench.prefill_work import prefill_work
     from zipmoe.bench.workers.greedy_generation import generate
 
     torch.set_num_threads(job.threads)
@@ -25,16 +26,19 @@ def work(job: Job, reporter: Reporter) -> None:
     model = zipmoe.load(job.model, quantization_config=settings)
     statistics = model.zipmoe_engine.statistics
     manifest = model.zipmoe_engine.folder.manifest
+    loaded_seconds, loaded_bytes = time.perf_counter() - began, storage_read_bytes() - bytes_before
+    operations = prefill_work(model, manifest)
     reporter.say(
         "loaded",
-        seconds=time.perf_counter() - began,
-        read_bytes=storage_read_bytes() - bytes_before,
+        seconds=loaded_seconds,
+        read_bytes=loaded_bytes,
         versions={
             "zipmoe": zipmoe.__version__,
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
         },
         mode_line=model.zipmoe_mode_line(),
+        prefill_work=None if operations is None else operations.to_json(),
         dense_bytes=always_active_bytes(model, manifest),
         expert_bytes=mean_expert_bytes(manifest),
     )
@@ -56,6 +60,7 @@ def work(job: Job, reporter: Reporter) -> None:
             decode_hits=decode.hits,
             decode_misses=decode.misses,
             decode_read_bytes=decode.read_bytes,
+            prefill_read_bytes=run.read_bytes - decode.read_bytes,
             wait_seconds=run.wait_seconds,
             read_seconds=run.read_seconds,
             decode_seconds=run.decode_seconds,
