@@ -203,8 +203,8 @@ void bind_compute(nb::module_& module) {
   module.def("fx3_gemv", fx3_gemv, "section"_a.noconvert(), "rows"_a, "columns"_a, "x"_a.noconvert(),
              "out"_a.noconvert(), "threads"_a, nb::kw_only(), "bias"_a.noconvert() = nb::none(),
              "instruction_set"_a = "",
-             "out[t] = W x[t] (+ bias) for an FX3 section that is known to be intact; x: BF16 patterns (uint16 [1..3, "
-             "columns]); out: float32 or uint16 (BF16, nearest even) [tokens, rows]. Raises ValueError.");
+             "out[t] = W x[t] (+ bias) for an FX3 section that is known to be intact; x: BF16 patterns (uint16 "
+             "[tokens, columns]); out: float32 or uint16 (BF16, nearest even) [tokens, rows]. Raises ValueError.");
   module.def("bfloat16_gemv", bfloat16_gemv, "weights"_a.noconvert(), "x"_a.noconvert(), "out"_a.noconvert(),
              "threads"_a, nb::kw_only(), "bias"_a.noconvert() = nb::none(), "instruction_set"_a = "",
              "The same bits as fx3_gemv, for the BF16 patterns themselves (uint16 [rows, columns]).");

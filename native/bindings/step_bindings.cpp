@@ -139,12 +139,8 @@ void small_linear(Words2 weights, Words2 x, OutWords2 out, const BiasWords& bias
   const Projection projection{WeightMatrix::bfloat16({weights.data(), weights.size()}, shape),
                               bias ? bias->data() : nullptr};
   ComputeThreads caller_only(1);
-  for (uint64_t begin = 0; begin < x.shape(0); begin += simd::kGemvTokensMax) {
-    const uint64_t tokens = std::min<uint64_t>(x.shape(0) - begin, simd::kGemvTokensMax);
-    gemv(projection, TokenInputs(x.data() + begin * shape.columns, tokens, shape.columns, shape.columns),
-         {.bfloat16 = out.data() + begin * shape.rows, .stride = shape.rows}, caller_only,
-         simd::gemv_kernels(best_instruction_set()));
-  }
+  gemv(projection, TokenInputs(x.data(), x.shape(0), shape.columns, shape.columns),
+       {.bfloat16 = out.data(), .stride = shape.rows}, caller_only, simd::gemv_kernels(best_instruction_set()));
 }
 
 using Weights = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;

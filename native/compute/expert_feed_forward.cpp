@@ -24,8 +24,6 @@ void append_tasks(std::vector<RowTask>& tasks, size_t expert, uint64_t rows, uin
   }
 }
 
-using Sums = std::array<std::array<float, kTaskSumRows>, simd::kGemvTokensMax>;
-
 // One expert of a step: its inputs, and its intermediate vectors, which are the inputs of `down`.
 class Work {
  public:
@@ -36,22 +34,24 @@ class Work {
         intermediate_(expert.tokens, expert.down.matrix.shape().columns) {}
 
   void activate_rows(uint64_t begin, uint64_t end, const simd::GemvKernels& kernels) {
-    const uint64_t size = intermediate_.columns();
-    Sums first;
-    if (activation_.layout == GateLayout::interleaved && !expert_.up) {
-      const uint64_t offset = multiply(expert_.first, 2 * begin, 2 * end, first, kernels);
-      write(begin, end, Part{&first, offset, 2}, Part{&first, offset + 1, 2});
-      return;
-    }
-    const Part gate{&first, multiply(expert_.first, begin, end, first, kernels), 1};
-    if (activation_.layout == GateLayout::none) {
-      write(begin, end, gate, gate);
-      return;
-    }
-    Sums second;
-    const uint64_t offset = expert_.up ? multiply(*expert_.up, begin, end, second, kernels)
-                                       : multiply(expert_.first, size + begin, size + end, second, kernels);
-    write(begin, end, gate, Part{&second, offset, 1});
+    TaskSums first;
+    TaskSums second;
+    for_each_turn(inputs_.tokens(), [&](TokenRange tokens) {
+      const uint64_t size = intermediate_.columns();
+      if (activation_.layout == GateLayout::interleaved && !expert_.up) {
+        const uint64_t offset = multiply(expert_.first, tokens, 2 * begin, 2 * end, first, kernels);
+        write(tokens, begin, end, Part{first[0] + offset, 2}, Part{first[0] + offset + 1, 2});
+        return;
+      }
+      const Part gate{first[0] + multiply(expert_.first, tokens, begin, end, first, kernels), 1};
+      if (activation_.layout == GateLayout::none) {
+        write(tokens, begin, end, gate, gate);
+        return;
+      }
+      const uint64_t offset = expert_.up ? multiply(*expert_.up, tokens, begin, end, second, kernels)
+                                         : multiply(expert_.first, tokens, size + begin, size + end, second, kernels);
+      write(tokens, begin, end, gate, Part{second[0] + offset, 1});
+    });
   }
 
   void project_down(uint64_t begin, uint64_t end, const simd::GemvKernels& kernels) const {
@@ -59,35 +59,39 @@ class Work {
   }
 
  private:
-  // Values of consecutive intermediate rows among sums.
+  // Values of consecutive intermediate rows among the sums of a turn's first token.
   struct Part {
-    const Sums* sums;
-    uint64_t offset;
+    const float* values;
     uint64_t step;
   };
 
   // Sums with bias, rounded to BF16; returns the offset of row `begin`.
-  uint64_t multiply(const Projection& projection, uint64_t begin, uint64_t end, Sums& sums,
+  uint64_t multiply(const Projection& projection, TokenRange tokens, uint64_t begin, uint64_t end, TaskSums& sums,
                     const simd::GemvKernels& kernels) const {
-    const uint64_t offset = projection.matrix.multiply(inputs_, begin, end, sums[0].data(), kTaskSumRows, kernels);
-    for (uint64_t token = 0; token < inputs_.tokens(); ++token) {
-      for (uint64_t row = begin; row < end; ++row) {
-        float& sum = sums[token][offset + row - begin];
-        sum = round_to_bfloat16(projection.biased(row, sum));
-      }
+    const uint64_t offset = projection.matrix.multiply(inputs_, tokens, begin, end, sums[0], kTaskSumRows, kernels);
+    for (uint64_t token = 0; token < tokens.count(); ++token) {
+      float* values = sums[token] + offset;
+      projection.add_bias(begin, end, values);
+      for (uint64_t i = 0; i < end - begin; ++i) values[i] = round_to_bfloat16(values[i]);
     }
     return offset;
   }
 
-  void write(uint64_t begin, uint64_t end, Part gate, Part up) {
+  void write(TokenRange tokens, uint64_t begin, uint64_t end, Part gate, Part up) {
     std::array<float, kActivationsMax> gates;
     std::array<float, kActivationsMax> ups;
-    for (uint64_t token = 0; token < inputs_.tokens(); ++token) {
-      for (uint64_t i = 0; i < end - begin; ++i) {
-        gates[i] = (*gate.sums)[token][gate.offset + gate.step * i];
-        ups[i] = (*up.sums)[token][up.offset + up.step * i];
+    for (uint64_t token = 0; token < tokens.count(); ++token) {
+      const float* gate_values = gate.values + token * kTaskSumRows;
+      const float* up_values = up.values + token * kTaskSumRows;
+      if (gate.step == 1) {
+        activation_.apply(gate_values, up_values, end - begin, intermediate_.row(tokens.begin + token) + begin);
+        continue;
       }
-      activation_.apply(gates.data(), ups.data(), end - begin, intermediate_.row(token) + begin);
+      for (uint64_t i = 0; i < end - begin; ++i) {
+        gates[i] = gate_values[gate.step * i];
+        ups[i] = up_values[up.step * i];
+      }
+      activation_.apply(gates.data(), ups.data(), end - begin, intermediate_.row(tokens.begin + token) + begin);
     }
   }
 
@@ -124,9 +128,11 @@ void compute_experts(std::span<const ExpertFeedForward> experts, const GatedActi
     check(expert, activation);
     // Twice the weights belong to an intermediate row with a gate.
     const uint64_t share = activation.layout == GateLayout::none ? 1 : 2;
-    append_tasks(first, work.size(), expert.down.matrix.shape().columns,
-                 std::min(rows_per_task(share * expert.first.matrix.group_bytes()), kTaskRowsMax / share));
-    append_tasks(down, work.size(), expert.down.matrix.shape().rows, rows_per_task(expert.down.matrix.group_bytes()));
+    append_tasks(
+        first, work.size(), expert.down.matrix.shape().columns,
+        std::min(rows_per_task(share * expert.first.matrix.group_bytes(), expert.tokens), kTaskRowsMax / share));
+    append_tasks(down, work.size(), expert.down.matrix.shape().rows,
+                 rows_per_task(expert.down.matrix.group_bytes(), expert.tokens));
     work.emplace_back(expert, activation);
   }
   threads.run(static_cast<uint32_t>(first.size()), [&](uint32_t task) {

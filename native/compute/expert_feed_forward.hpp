@@ -1,4 +1,4 @@
-// Feed-forward networks of experts, from the first matrix to the output, for the 1 to 3 tokens that each has.
+// Feed-forward networks of experts, from the first matrix to the output, for the tokens that each has.
 #pragma once
 #include <cstdint>
 #include <optional>

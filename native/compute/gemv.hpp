@@ -1,4 +1,4 @@
-// y = W x (+ bias) for 1 to 3 tokens on several threads.
+// y = W x (+ bias) for any number of tokens on several threads.
 #pragma once
 #include <cstdint>
 
@@ -15,8 +15,8 @@ struct GemvOutput {
   uint16_t* bfloat16 = nullptr;
   uint64_t stride = 0;
 
-  // Writes the result of one row and token, one NaN standing for all.
-  void write(uint64_t token, uint64_t row, float value) const;
+  // Writes the results of the rows [row_begin, row_end) for one token, one NaN standing for all.
+  void write(uint64_t token, uint64_t row_begin, uint64_t row_end, const float* values) const;
 };
 
 // A matrix with the bias that is added to its fp32 sums before they are rounded.
@@ -24,7 +24,8 @@ struct Projection {
   WeightMatrix matrix;
   const uint16_t* bias = nullptr;  // BF16 [rows], or none
 
-  float biased(uint64_t row, float sum) const;
+  // To the sums of the rows [row_begin, row_end).
+  void add_bias(uint64_t row_begin, uint64_t row_end, float* sums) const;
 };
 
 // The results are the same bits on every instruction set and for every number of threads. Throws std::invalid_argument

@@ -63,11 +63,8 @@ void route(const WeightMatrix& matrix, const RouterFormula& formula, const uint1
   const auto [experts, columns] = matrix.shape();
   if (formula.top_k == 0 || formula.top_k > experts) throw std::invalid_argument("so many experts are not there");
   ComputeThreads caller_only(1);
-  for (uint64_t begin = 0; begin < rows; begin += simd::kGemvTokensMax) {
-    const uint64_t tokens = std::min(rows - begin, simd::kGemvTokensMax);
-    gemv({.matrix = matrix}, TokenInputs(x + begin * columns, tokens, columns, columns),
-         {.bfloat16 = out.logits + begin * experts, .stride = experts}, caller_only, kernels);
-  }
+  gemv({.matrix = matrix}, TokenInputs(x, rows, columns, columns), {.bfloat16 = out.logits, .stride = experts},
+       caller_only, kernels);
   std::vector<float> scores(experts);
   std::vector<Candidate> candidates(experts);
   for (uint64_t row = 0; row < rows; ++row) {

@@ -1,9 +1,11 @@
-// How the rows of a matrix are divided into tasks. The division has no influence on any result.
+// How the rows of a matrix are divided into tasks, and the tokens of a task into turns. The division has no influence
+// on any result.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 
 #include "simd/fx3_record.hpp"
+#include "simd/gemv_kernels.hpp"
 
 namespace zipmoe {
 
@@ -13,9 +15,34 @@ constexpr uint64_t kTaskRowsMax = 128;
 // Rows of sums that a task of kTaskRowsMax rows needs, where it begins and ends within groups.
 constexpr uint64_t kTaskSumRows = kTaskRowsMax + 2 * simd::kFx3GroupRows;
 
-// Rows per task, a multiple of four, where four rows are `group_bytes` of weights.
-constexpr uint64_t rows_per_task(uint64_t group_bytes) {
-  return simd::kFx3GroupRows * std::clamp(kTaskBytes / group_bytes, uint64_t{1}, kTaskRowsMax / simd::kFx3GroupRows);
+// Tokens that a task multiplies at once: their inputs stay in the second-level cache, and so do the sums.
+constexpr uint64_t kTurnTokensMax = simd::kGemmTokensMax;
+
+// Consecutive tokens.
+struct TokenRange {
+  uint64_t begin;
+  uint64_t end;
+
+  uint64_t count() const { return end - begin; }
+};
+
+// Sums of one turn of a task.
+using TaskSums = float[kTurnTokensMax][kTaskSumRows];
+
+// Calls body(TokenRange) for turns of about the same size.
+template <typename Body>
+void for_each_turn(uint64_t tokens, const Body& body) {
+  const uint64_t turns = (tokens + kTurnTokensMax - 1) / kTurnTokensMax;
+  for (uint64_t turn = 0; turn < turns; ++turn) {
+    body(TokenRange{tokens * turn / turns, tokens * (turn + 1) / turns});
+  }
+}
+
+// Rows per task, a multiple of four, where four rows are `group_bytes` of weights. The work grows with the tokens, but
+// the smaller a task is, the more often the inputs go by.
+constexpr uint64_t rows_per_task(uint64_t group_bytes, uint64_t tokens) {
+  const uint64_t groups = kTaskBytes / group_bytes / std::clamp(tokens / 12, uint64_t{1}, uint64_t{2});
+  return simd::kFx3GroupRows * std::clamp(groups, uint64_t{1}, kTaskRowsMax / simd::kFx3GroupRows);
 }
 
 }  // namespace zipmoe

@@ -2,16 +2,13 @@
 
 #include <cstring>
 #include <stdexcept>
-#include <string>
 
 namespace zipmoe {
 
 TokenInputs::TokenInputs(uint64_t tokens, uint64_t columns)
-    : tokens_(tokens), columns_(columns), blocks_((columns + 63) / 64) {
-  if (tokens == 0 || tokens > simd::kGemvTokensMax) {
-    throw std::invalid_argument("the kernels compute 1 to " + std::to_string(simd::kGemvTokensMax) + " tokens, not " +
-                                std::to_string(tokens));
-  }
+    // An odd number of blocks: tokens a multiple of 4 KiB apart would share the same few lines of the cache.
+    : tokens_(tokens), columns_(columns), blocks_(((columns + 63) / 64) | 1) {
+  if (tokens == 0) throw std::invalid_argument("products need at least one token");
   storage_.resize(tokens * blocks_);
 }
 
@@ -24,8 +21,8 @@ TokenInputs::TokenInputs(const uint16_t* x, uint64_t tokens, uint64_t columns, u
 
 uint16_t* TokenInputs::row(uint64_t token) { return storage_[token * blocks_].values; }
 
-simd::GemvInputs TokenInputs::from(uint64_t column) const {
-  return {storage_.data()->values + column, blocks_ * 64, tokens_};
+simd::GemvInputs TokenInputs::from(uint64_t column, uint64_t begin, uint64_t end) const {
+  return {storage_[begin * blocks_].values + column, blocks_ * 64, end - begin};
 }
 
 }  // namespace zipmoe

@@ -1,4 +1,4 @@
-// Inputs of 1..3 tokens as the kernels want them: aligned, and padded with zeros to whole blocks of columns.
+// Inputs of tokens as the kernels want them: aligned, and padded with zeros to whole blocks of columns.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,7 +9,7 @@ namespace zipmoe {
 
 class TokenInputs {
  public:
-  // All zeros. Throws std::invalid_argument unless there are 1..3 tokens.
+  // All zeros. Throws std::invalid_argument for no tokens.
   TokenInputs(uint64_t tokens, uint64_t columns);
   // Copies x: BF16 patterns [tokens][columns], `stride` values from one token to the next.
   TokenInputs(const uint16_t* x, uint64_t tokens, uint64_t columns, uint64_t stride);
@@ -18,7 +18,8 @@ class TokenInputs {
   uint64_t columns() const { return columns_; }
   uint16_t* row(uint64_t token);  // `columns` values; what is behind them stays zero
 
-  simd::GemvInputs from(uint64_t column) const;  // column: a multiple of 64
+  // Of the tokens [begin, end) from a column on, which is a multiple of 64.
+  simd::GemvInputs from(uint64_t column, uint64_t begin, uint64_t end) const;
 
  private:
   struct alignas(64) Block {
@@ -27,7 +28,7 @@ class TokenInputs {
 
   uint64_t tokens_;
   uint64_t columns_;
-  uint64_t blocks_;  // per token
+  uint64_t blocks_;  // from one token to the next
   std::vector<Block> storage_;
 };
 

@@ -41,26 +41,29 @@ WeightMatrix WeightMatrix::bfloat16(std::span<const uint16_t> weights, MatrixSha
   return matrix;
 }
 
-uint64_t WeightMatrix::multiply(const TokenInputs& inputs, uint64_t row_begin, uint64_t row_end, float* sums,
-                                uint64_t stride, const simd::GemvKernels& kernels) const {
+uint64_t WeightMatrix::multiply(const TokenInputs& inputs, TokenRange tokens, uint64_t row_begin, uint64_t row_end,
+                                float* sums, uint64_t stride, const simd::GemvKernels& kernels) const {
+  const bool few = tokens.count() <= simd::kGemvTokensMax;
   const uint64_t first_group = row_begin / kFx3GroupRows;
   const uint64_t groups = (row_end + kFx3GroupRows - 1) / kFx3GroupRows - first_group;
   const uint64_t first_row = first_group * kFx3GroupRows;
   if (weights_ != nullptr) {
-    kernels.bfloat16(simd::BFloat16GemvRun{
+    const auto bfloat16 = few ? kernels.bfloat16 : kernels.bfloat16_many;
+    bfloat16(simd::BFloat16GemvRun{
         .weights = weights_ + first_row * layout_.shape.columns,
         .rows = std::min(groups * kFx3GroupRows, layout_.shape.rows - first_row),
         .columns = layout_.shape.columns,
         .panel_columns = layout_.panel_columns,
-        .inputs = inputs.from(0),
+        .inputs = inputs.from(0, tokens.begin, tokens.end),
         .sums = sums,
         .sums_stride = stride,
     });
     return row_begin - first_row;
   }
+  const auto fx3 = few ? kernels.fx3 : kernels.fx3_many;
   for (uint64_t panel = 0; panel < layout_.panels; ++panel) {
     const uint64_t group = panel * layout_.groups + first_group;
-    kernels.fx3(simd::Fx3GemvRun{
+    fx3(simd::Fx3GemvRun{
         .records = section_ + layout_.records_offset + group * layout_.group_bytes(),
         .index = section_ + layout_.index_offset + group * sizeof(uint32_t),
         .exceptions = section_ + layout_.exceptions_offset,
@@ -68,7 +71,7 @@ uint64_t WeightMatrix::multiply(const TokenInputs& inputs, uint64_t row_begin, u
         .exponents = header_->exponents.data(),
         .groups = groups,
         .blocks = layout_.blocks,
-        .inputs = inputs.from(panel * layout_.panel_columns),
+        .inputs = inputs.from(panel * layout_.panel_columns, tokens.begin, tokens.end),
         .sums = sums,
         .sums_stride = stride,
         .add = panel > 0,

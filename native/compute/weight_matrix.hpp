@@ -6,6 +6,7 @@
 
 #include "codec/codec.hpp"
 #include "codec/fx3_layout.hpp"
+#include "compute/row_tasks.hpp"
 #include "compute/token_inputs.hpp"
 #include "simd/gemv_kernels.hpp"
 
@@ -25,11 +26,11 @@ class WeightMatrix {
   // Bytes that are read to compute with four rows: what work is divided by.
   uint64_t group_bytes() const { return group_bytes_; }
 
-  // Sums of the products of the rows [row_begin, row_end) with the inputs, in fp32, canonical order (gemv_kernels.hpp).
-  // Whole groups of four rows are computed, so `sums` is [tokens][stride] from row `row_begin / 4 * 4` on, with space
-  // for every row of the groups that are touched. Returns the offset of row_begin in it.
-  uint64_t multiply(const TokenInputs& inputs, uint64_t row_begin, uint64_t row_end, float* sums, uint64_t stride,
-                    const simd::GemvKernels& kernels) const;
+  // Sums of the products of the rows [row_begin, row_end) with inputs of some tokens, in fp32, canonical order
+  // (gemv_kernels.hpp). Whole groups of four rows are computed, so `sums` is [tokens][stride] from row `row_begin / 4 *
+  // 4` on, with space for every row of the groups that are touched. Returns the offset of row_begin in it.
+  uint64_t multiply(const TokenInputs& inputs, TokenRange tokens, uint64_t row_begin, uint64_t row_end, float* sums,
+                    uint64_t stride, const simd::GemvKernels& kernels) const;
 
  private:
   explicit WeightMatrix(const Fx3Layout& layout) : layout_(layout) {}

@@ -1,5 +1,4 @@
 // Computing on weights as they lie in memory: packed ones of a fused codec, decoded ones of the pool F.
-#include <algorithm>
 #include <stdexcept>
 
 #include "compute/packed_matrix.hpp"
@@ -46,15 +45,12 @@ void Engine::multiply(std::span<const RecordIndex> blocks, const BFloat16Rows& x
   if (!bias.empty() && bias.size() != rows) throw std::invalid_argument("a bias has one value for every row");
   const Stopwatch stopwatch(counters_.compute_seconds);
   const simd::GemvKernels& kernels = simd::gemv_kernels(options_.instruction_set);
-  for (uint64_t begin = 0; begin < x.rows; begin += simd::kGemvTokensMax) {
-    const uint64_t tokens = std::min(x.rows - begin, simd::kGemvTokensMax);
-    const TokenInputs inputs(x.values.data() + begin * columns, tokens, columns, columns);
-    uint64_t row = 0;
-    for (const WeightMatrix& matrix : matrices) {
-      gemv({.matrix = matrix, .bias = bias.empty() ? nullptr : bias.data() + row}, inputs,
-           {.bfloat16 = out.data() + begin * rows + row, .stride = rows}, *compute_threads_, kernels);
-      row += matrix.shape().rows;
-    }
+  const TokenInputs inputs(x.values.data(), x.rows, columns, columns);
+  uint64_t row = 0;
+  for (const WeightMatrix& matrix : matrices) {
+    gemv({.matrix = matrix, .bias = bias.empty() ? nullptr : bias.data() + row}, inputs,
+         {.bfloat16 = out.data() + row, .stride = rows}, *compute_threads_, kernels);
+    row += matrix.shape().rows;
   }
 }
 
@@ -71,18 +67,16 @@ void Engine::feed_forward(RecordIndex record, const ExpertNetwork& network, cons
   require_rows(x, hidden, out, out_columns);
   const Stopwatch stopwatch(counters_.compute_seconds);
   const simd::GemvKernels& kernels = simd::gemv_kernels(options_.instruction_set);
-  for (uint64_t begin = 0; begin < x.rows; begin += simd::kGemvTokensMax) {
-    const ExpertFeedForward expert{
-        .first = {.matrix = first},
-        .up = up,
-        .down = {.matrix = down},
-        .x = x.values.data() + begin * hidden,
-        .x_stride = hidden,
-        .tokens = std::min(x.rows - begin, simd::kGemvTokensMax),
-        .output = {.bfloat16 = out.data() + begin * out_columns, .stride = out_columns},
-    };
-    compute_experts({&expert, 1}, network.activation, *compute_threads_, kernels);
-  }
+  const ExpertFeedForward expert{
+      .first = {.matrix = first},
+      .up = up,
+      .down = {.matrix = down},
+      .x = x.values.data(),
+      .x_stride = hidden,
+      .tokens = x.rows,
+      .output = {.bfloat16 = out.data(), .stride = out_columns},
+  };
+  compute_experts({&expert, 1}, network.activation, *compute_threads_, kernels);
 }
 
 }  // namespace zipmoe

@@ -77,19 +77,16 @@ void Engine::multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std
     for (const Projection& block : matrices.back()) rows += block.matrix.shape().rows;
     if (rows != product.columns) throw std::invalid_argument("a matrix has another number of rows");
   }
-  for (uint64_t begin = 0; begin < x.rows; begin += simd::kGemvTokensMax) {
-    const uint64_t tokens = std::min(x.rows - begin, simd::kGemvTokensMax);
-    const TokenInputs inputs(x.values.data() + begin * columns, tokens, columns, columns);
-    std::vector<JointProduct> joint;
-    for (size_t i = 0; i < products.size(); ++i) {
-      uint16_t* to = products[i].out + begin * products[i].columns;
-      for (const Projection& block : matrices[i]) {
-        joint.push_back({block, {.bfloat16 = to, .stride = products[i].columns}});
-        to += block.matrix.shape().rows;
-      }
+  const TokenInputs inputs(x.values.data(), x.rows, columns, columns);
+  std::vector<JointProduct> joint;
+  for (size_t i = 0; i < products.size(); ++i) {
+    uint16_t* to = products[i].out;
+    for (const Projection& block : matrices[i]) {
+      joint.push_back({block, {.bfloat16 = to, .stride = products[i].columns}});
+      to += block.matrix.shape().rows;
     }
-    joint_gemv(joint, inputs, *compute_threads_, kernels);
   }
+  joint_gemv(joint, inputs, *compute_threads_, kernels);
 }
 
 void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out) {
@@ -106,19 +103,17 @@ void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& 
   const uint64_t out_columns = down.front().matrix.shape().rows;
   if (out.size() != x.rows * out_columns) throw std::invalid_argument("the output has another shape");
   const Stopwatch stopwatch(counters_.compute_seconds);
-  for (uint64_t begin = 0; begin < x.rows; begin += simd::kGemvTokensMax) {
-    const ExpertFeedForward feed_forward{
-        .first = gate.front(),
-        .up = up.front(),
-        .down = down.front(),
-        .x = x.values.data() + begin * hidden,
-        .x_stride = hidden,
-        .tokens = std::min(x.rows - begin, simd::kGemvTokensMax),
-        .output = {.bfloat16 = out.data() + begin * out_columns, .stride = out_columns},
-    };
-    compute_experts({&feed_forward, 1}, network.activation, *compute_threads_,
-                    simd::gemv_kernels(options_.instruction_set));
-  }
+  const ExpertFeedForward feed_forward{
+      .first = gate.front(),
+      .up = up.front(),
+      .down = down.front(),
+      .x = x.values.data(),
+      .x_stride = hidden,
+      .tokens = x.rows,
+      .output = {.bfloat16 = out.data(), .stride = out_columns},
+  };
+  compute_experts({&feed_forward, 1}, network.activation, *compute_threads_,
+                  simd::gemv_kernels(options_.instruction_set));
 }
 
 }  // namespace zipmoe

@@ -1,4 +1,4 @@
-// Kernels of y = W x on weights as they lie in memory, packed or raw, for 1 to 3 tokens (docs/compute.md). Plain C
+// Kernels of y = W x on weights as they lie in memory, packed or raw, for one or more tokens (docs/compute.md). Plain C
 // types only: this header is included by the translation units that are compiled with wide instructions (see
 // wide_code.hpp).
 //
@@ -17,10 +17,12 @@ enum class InstructionSet;
 
 namespace simd {
 
-constexpr uint64_t kGemvTokensMax = 3;
+constexpr uint64_t kGemvTokensMax = 3;  // of the kernels that read every weight once for all tokens
+constexpr uint64_t kGemmTokensMax =
+    48;  // of the kernels that bring a few rows to the cache; their inputs stay there too
 constexpr uint64_t kGemvLanes = 16;
 
-// The inputs of 1..3 tokens from the first column that is used on: BF16, zeros up to a multiple of 64 columns.
+// The inputs of some tokens from the first column that is used on: BF16, zeros up to a multiple of 64 columns.
 struct GemvInputs {
   const uint16_t* x;  // 64-byte aligned
   uint64_t stride;    // values from one token to the next, multiple of 32
@@ -49,13 +51,17 @@ struct BFloat16GemvRun {
   uint64_t columns;
   uint64_t panel_columns;  // multiple of 64
   GemvInputs inputs;       // from the first column on
-  float* sums;             // [tokens][sums_stride]: `rows` are written
+  float* sums;             // [tokens][sums_stride]: `rows` are written, rounded up to a multiple of 4
   uint64_t sums_stride;
 };
 
 struct GemvKernels {
+  // 1 .. kGemvTokensMax tokens
   void (*fx3)(const Fx3GemvRun& run);
   void (*bfloat16)(const BFloat16GemvRun& run);
+  // kGemvTokensMax + 1 .. kGemmTokensMax tokens
+  void (*fx3_many)(const Fx3GemvRun& run);
+  void (*bfloat16_many)(const BFloat16GemvRun& run);
 };
 
 // The set whose kernels gemv_kernels() gives: AVX-512 needs the BF16 dot product, without it AVX2 is used.
@@ -70,8 +76,12 @@ void bfloat16_gemv_scalar(const BFloat16GemvRun& run);
 #if defined(__x86_64__)
 void fx3_gemv_avx2(const Fx3GemvRun& run);
 void bfloat16_gemv_avx2(const BFloat16GemvRun& run);
+void fx3_gemm_avx2(const Fx3GemvRun& run);
+void bfloat16_gemm_avx2(const BFloat16GemvRun& run);
 void fx3_gemv_avx512(const Fx3GemvRun& run);
 void bfloat16_gemv_avx512(const BFloat16GemvRun& run);
+void fx3_gemm_avx512(const Fx3GemvRun& run);
+void bfloat16_gemm_avx512(const BFloat16GemvRun& run);
 #endif
 
 }  // namespace simd

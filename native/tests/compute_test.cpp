@@ -54,14 +54,17 @@ std::vector<uint32_t> product(const WeightMatrix& matrix, const Words& x, uint64
   return bits;
 }
 
+constexpr uint64_t kTokensMax = simd::kGemmTokensMax + 2;  // more than a task multiplies at once
+
 void test_all_kernels_agree() {
   const MatrixShape shapes[] = {{1, 1}, {3, 65}, {5, 4097}, {130, 700}, {259, 192}, {6, 64 * 67 - 5}};
   for (const MatrixShape shape : shapes) {
     const Words weights = gaussian(shape.rows * shape.columns, shape.rows, 0.02f);
-    const Words x = gaussian(simd::kGemvTokensMax * shape.columns, 7, 1.5f);
+    const Words x = gaussian(kTokensMax * shape.columns, 7, 1.5f);
     const auto section = encode_fx3(weights, shape, Fx3RawFallback::never);
     const auto fallback = encode_fx3(weights, shape, Fx3RawFallback::when_smaller);
-    for (uint64_t tokens = 1; tokens <= simd::kGemvTokensMax; ++tokens) {
+    for (const uint64_t tokens : {uint64_t{1}, uint64_t{2}, uint64_t{3}, uint64_t{4}, uint64_t{5}, uint64_t{6},
+                                  uint64_t{7}, uint64_t{14}, kTokensMax}) {
       const auto expected = product(WeightMatrix::bfloat16(weights, shape), x, tokens, 1, InstructionSet::scalar);
       for (const InstructionSet each : supported_instruction_sets()) {
         for (uint32_t threads = 1; threads <= 3; ++threads) {
@@ -76,7 +79,7 @@ void test_all_kernels_agree() {
 
 void test_damaged_sections_are_safe() {
   constexpr MatrixShape shape{13, 4200};
-  const Words x = gaussian(2 * shape.columns, 8, 1.0f);
+  const Words x = gaussian(8 * shape.columns, 8, 1.0f);
   const auto intact = encode_fx3(gaussian(shape.rows * shape.columns, 9, 0.02f), shape, Fx3RawFallback::never);
   const Fx3Layout layout = Fx3Layout::of(shape);
   Random random(10);
@@ -90,7 +93,9 @@ void test_damaged_sections_are_safe() {
       }
     }
     for (const InstructionSet each : supported_instruction_sets()) {
-      assert(product(WeightMatrix::fx3(section, shape), x, 2, 2, each).size() == 2 * shape.rows);
+      for (const uint64_t tokens : {uint64_t{2}, uint64_t{4}, uint64_t{8}}) {
+        assert(product(WeightMatrix::fx3(section, shape), x, tokens, 2, each).size() == tokens * shape.rows);
+      }
     }
   }
 }
@@ -123,18 +128,19 @@ void test_experts() {
       const Words down = gaussian(hidden * intermediate, 13, 0.05f);
       const Words bias = gaussian(rows, 14, 1.0f);
       const auto packed = encode_fx3(first, {rows, hidden}, Fx3RawFallback::never);
-      const Words x = gaussian(simd::kGemvTokensMax * hidden, 15, 1.0f);
+      constexpr uint64_t tokens = kTokensMax;
+      const Words x = gaussian(tokens * hidden, 15, 1.0f);
       Words expected;
       for (const InstructionSet each : supported_instruction_sets()) {
         for (ComputeThreads* threads : {&alone, &three}) {
-          Words out(simd::kGemvTokensMax * hidden);
+          Words out(tokens * hidden);
           const ExpertFeedForward expert{
               .first = {.matrix = WeightMatrix::fx3(packed, {rows, hidden}), .bias = bias.data()},
               .up = std::nullopt,
               .down = {.matrix = WeightMatrix::bfloat16(down, {hidden, intermediate})},
               .x = x.data(),
               .x_stride = hidden,
-              .tokens = simd::kGemvTokensMax,
+              .tokens = tokens,
               .output = {.bfloat16 = out.data(), .stride = hidden},
           };
           const GatedActivation activation{.function = ActivationFunction::gelu, .layout = layout, .limit = 2.0f};

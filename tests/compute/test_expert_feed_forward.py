@@ -198,7 +198,7 @@ def step_by_step(setting: Setting, expert: Expert) -> np.ndarray:
 @pytest.mark.parametrize("label", SETTINGS)
 def test_every_step_rounds_where_it_is_documented(label: str, threads: _native.ComputeThreads) -> None:
     setting = SETTINGS[label]
-    for shape, tokens in (((96, 128), 1), ((333, 70), 3), ((1, 1), 2), ((5, 65), 2)):
+    for shape, tokens in (((96, 128), 1), ((333, 70), 3), ((333, 70), 9), ((1, 1), 2), ((5, 65), 4), ((20, 30), 51)):
         expert = Expert.random(setting, *shape, tokens, bias=shape == (333, 70))
         expected = step_by_step(setting, expert)
         for instruction_set in _native.instruction_sets():
@@ -208,15 +208,16 @@ def test_every_step_rounds_where_it_is_documented(label: str, threads: _native.C
 
 
 @pytest.mark.parametrize("label", SETTINGS)
-def test_the_error_is_no_larger_than_transformers(label: str, threads: _native.ComputeThreads) -> None:
+@pytest.mark.parametrize("tokens", [3, 17])
+def test_the_error_is_no_larger_than_transformers(tokens: int, label: str, threads: _native.ComputeThreads) -> None:
     setting = SETTINGS[label]
-    expert = Expert.random(setting, 704, 1024, 3)
+    expert = Expert.random(setting, 704, 1024, tokens)
     exact = expert.reference(setting, torch.float64).numpy()
     plain = expert.reference(setting, torch.bfloat16).double().numpy()
     ours = fx3_gemv.to_float(expert.compute(setting.native(), threads, dtype=np.uint16)).astype(np.float64)
     scale = np.sqrt(np.mean(exact**2))
     assert np.sqrt(np.mean((ours - exact) ** 2)) <= 1.02 * np.sqrt(np.mean((plain - exact) ** 2))
-    assert np.abs(ours - plain).max() <= 0.03 * scale
+    assert np.abs(ours - plain).max() <= 0.04 * scale  # each of them is up to half as far from the exact values
 
 
 def test_gate_and_up_may_be_apart(threads: _native.ComputeThreads) -> None:
@@ -229,7 +230,7 @@ def test_gate_and_up_may_be_apart(threads: _native.ComputeThreads) -> None:
 
 def test_the_number_of_threads_does_not_matter() -> None:
     for label in ("SwiGLU", "gpt_oss", "ReLU"):
-        expert = Expert.random(SETTINGS[label], 711, 500, 2)
+        expert = Expert.random(SETTINGS[label], 711, 500, 14)
         results = [expert.compute(SETTINGS[label].native(), _native.ComputeThreads(n)) for n in (1, 2, 3, 4)]
         for result in results[1:]:
             assert np.array_equal(result, results[0])
@@ -237,7 +238,7 @@ def test_the_number_of_threads_does_not_matter() -> None:
 
 def test_several_experts_at_once_are_each_computed_alone(threads: _native.ComputeThreads) -> None:
     setting = SETTINGS["SwiGLU"]
-    experts = [Expert.random(setting, 40 + 60 * i, 130, 1 + i % 3) for i in range(5)]
+    experts = [Expert.random(setting, 40 + 60 * i, 130, tokens) for i, tokens in enumerate((1, 60, 3, 7, 16))]
     calls = []
     for expert in experts:
         matrices = [(fx3.encode(w, raw_fallback=False), *w.shape, None) for w in (expert.first, expert.down)]

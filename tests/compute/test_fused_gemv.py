@@ -51,7 +51,9 @@ def ordinary(rows: int, columns: int, tokens: int) -> Case:
 
 
 SHAPES = [(1, 1), (1, 300), (40, 1), (3, 65), (4, 64), (5, 4097), (6, 64 * 67 - 5), (130, 1000), (18, 8256)]
-CASES = {f"{n}x{k}, {t} tokens": ordinary(n, k, t) for n, k in SHAPES for t in (1, 2, 3)} | {
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 9, 16, 23)
+CASES = {f"{n}x{k}, {t} tokens": ordinary(n, k, t) for n, k in SHAPES for t in TOKENS} | {
+    "more tokens than a task multiplies at once": ordinary(21, 330, 101),
     "real shape": ordinary(704, 2048, 3),
     "random words": Case(random_words(33, 700, 1), random_words(3, 700, 2)),
     "special weights": Case(sprinkled(gaussian(40, 900, 3), 4, 0.001), gaussian(3, 900, 5)),
@@ -68,6 +70,12 @@ CASES = {f"{n}x{k}, {t} tokens": ordinary(n, k, t) for n, k in SHAPES for t in (
     ),
     "zeros of both signs": Case(random_words(9, 130, 24) & 0x8000, random_words(2, 130, 25) & 0x8000),
     "many escapes": Case(gaussian(64, 512, 26, 1.0) ^ (random_words(64, 512, 27) & 0x0380), gaussian(2, 512, 28, 1.0)),
+}
+OTHERS = {label for label, case in CASES.items() if "tokens" not in label and len(case.weights) < 100}
+CASES |= {
+    f"{label}, {count} rows of inputs": Case(CASES[label].weights, np.resize(CASES[label].x, (count, columns)))
+    for label, columns in sorted((label, CASES[label].x.shape[1]) for label in OTHERS)
+    for count in (5, 11)
 }
 EXPECTED = {label: fx3_gemv.multiply(case.weights, case.x) for label, case in CASES.items()}
 
@@ -132,14 +140,28 @@ def test_rounding_to_bfloat16(label: str, instruction_set: str, threads: _native
     assert np.array_equal(values.view(torch.uint16).numpy()[finite], expected[finite])
 
 
-def test_the_number_of_threads_does_not_matter(some_threads: _native.ComputeThreads) -> None:
+@pytest.mark.parametrize("tokens", [2, 8, 60])
+def test_the_number_of_threads_does_not_matter(tokens: int, some_threads: _native.ComputeThreads) -> None:
     for rows, columns in ((1408, 2048), (1001, 4160), (5, 70)):
-        case = ordinary(rows, columns, 2)
+        case = ordinary(rows, columns, tokens)
         alone = _native.ComputeThreads(1)
         expected = bits(raw(case, alone))
         for _ in range(3):
             assert np.array_equal(bits(packed(codes(case.weights), case, some_threads)), expected)
             assert np.array_equal(bits(raw(case, some_threads)), expected)
+
+
+@pytest.mark.parametrize("instruction_set", [name for name in SETS if name != "scalar"])
+def test_a_row_of_inputs_has_its_result_whatever_others_there_are(
+    instruction_set: str, threads: _native.ComputeThreads
+) -> None:
+    case = ordinary(130, 4800, 100)
+    section = codes(case.weights)
+    apart = np.concatenate([packed(section, Case(case.weights, x[None]), threads) for x in case.x])
+    for begin, end in ((0, 100), (0, 49), (3, 51), (10, 16), (20, 24), (30, 37)):
+        part = Case(case.weights, case.x[begin:end])
+        assert np.array_equal(bits(packed(section, part, threads, instruction_set)), bits(apart[begin:end]))
+        assert np.array_equal(bits(raw(part, threads, instruction_set)), bits(apart[begin:end]))
 
 
 def test_the_caller_s_floating_point_environment_does_not_matter(threads: _native.ComputeThreads) -> None:
@@ -173,8 +195,11 @@ def test_a_bias_is_added_before_rounding(threads: _native.ComputeThreads) -> Non
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1408, 2048), (2048, 1408), (512, 8192)])
-def test_the_error_is_no_larger_than_torch_s(rows: int, columns: int, threads: _native.ComputeThreads) -> None:
-    case = ordinary(rows, columns, 3)
+@pytest.mark.parametrize("tokens", [3, 16])
+def test_the_error_is_no_larger_than_torch_s(
+    tokens: int, rows: int, columns: int, threads: _native.ComputeThreads
+) -> None:
+    case = ordinary(rows, columns, tokens)
     exact = fx3_gemv.to_float(case.x).astype(np.float64) @ fx3_gemv.to_float(case.weights).astype(np.float64).T
     ours = fx3_gemv.to_float(packed(codes(case.weights), case, threads, dtype=np.uint16))
     weights, x = (torch.from_numpy(words).view(torch.bfloat16) for words in (case.weights, case.x))
@@ -184,14 +209,15 @@ def test_the_error_is_no_larger_than_torch_s(rows: int, columns: int, threads: _
     assert np.abs(sums - exact).max() < 2e-6 * np.sqrt(columns)
 
 
-def test_damaged_records_stay_inside_the_section(threads: _native.ComputeThreads) -> None:
-    case = ordinary(12, 4160, 2)
+@pytest.mark.parametrize("tokens", [2, 4, 9])
+def test_damaged_records_stay_inside_the_section(tokens: int, threads: _native.ComputeThreads) -> None:
+    case = ordinary(12, 4160, tokens)
     section = codes(case.weights)
     layout = fx3.Layout(12, 4160)
     section[fx3.HEADER.size : layout.exceptions_offset] = 0xFF  # every code an escape, every index beyond the end
     results = [packed(section, case, threads, instruction_set) for instruction_set in SETS]
     for result in results:
-        assert result.shape == (2, 12)
+        assert result.shape == (tokens, 12)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +227,6 @@ def test_damaged_records_stay_inside_the_section(threads: _native.ComputeThreads
         {"columns": 199},
         {"section": np.zeros(10, np.uint8)},
         {"x": np.zeros((1, 201), np.uint16)},
-        {"x": np.zeros((4, 200), np.uint16), "out": np.zeros((4, 12), np.float32)},
         {"x": np.zeros((0, 200), np.uint16), "out": np.zeros((0, 12), np.float32)},
         {"out": np.zeros((1, 11), np.float32)},
         {"out": np.zeros((2, 12), np.float32)},

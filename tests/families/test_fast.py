@@ -12,7 +12,6 @@ from family_table import CODECS, FAMILIES
 from tiny_models import interface_families, logits, tiny_inputs
 
 from zipmoe.codecs.codec_settings import CodecSettings
-from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
 from zipmoe.hf.experts_forward import PackedInterfaceExperts
 
 Folder = Callable[[str], Path]
@@ -31,7 +30,7 @@ FUSED = [
 ]
 """Families with gated experts whose networks the native core computes."""
 NOT_FUSED = {"gpt_oss": "biases, transposed matrices"}
-SHAPES = ((1, 1), (2, 1), (3, 1), (1, 3), (2, 9))
+SHAPES = ((1, 1), (2, 1), (3, 1), (1, 3), (2, 9), (7, 5))
 NOISE = 1.1
 """Both errors are sums of roundings, of which no two implementations make the same."""
 
@@ -81,16 +80,43 @@ def test_what_the_native_core_cannot_compute_is_decoded(packed: Packed, checkpoi
 
 
 def test_a_token_is_the_same_whatever_others_are_beside_it(packed: Packed) -> None:
-    """Rows of one product do not influence each other, so batches of few rows agree bit for bit."""
+    """Rows of one product do not influence each other, so batches agree bit for bit."""
     fast = load_packed("qwen2_moe", packed("qwen2_moe", CodecSettings("fx3", None, 1)), mode="fast")
-    one = fast.model.layers[0].mlp.experts
-    rows = (torch.randn((FUSED_ROWS_MAX, one.hidden_dim), generator=torch.Generator().manual_seed(1)) * 0.5).bfloat16()
-    ids = torch.tensor([[0, 1], [1, 2], [3, 1]])
-    weights = torch.tensor([[0.5, 0.25], [0.125, 0.5], [0.25, 0.25]], dtype=torch.bfloat16)
+    layer, tokens = fast.model.layers[0], 29
+    assert fast.zipmoe_engine.fused.takes(tokens)
+    experts, linear = layer.mlp.experts, layer.self_attn.q_proj
+    generator = torch.Generator().manual_seed(1)
+    rows = (torch.randn((tokens, experts.hidden_dim), generator=generator) * 0.5).bfloat16()
+    ids = torch.stack([torch.randperm(experts.num_experts, generator=generator)[:2] for _ in range(tokens)])
+    ids[:20, 0], ids[:20, 1] = 1, 2  # twenty rows of one expert, few of others
+    weights = torch.rand((tokens, 2), generator=generator).bfloat16()
     with torch.no_grad():
-        together = one(rows, ids, weights)
-        apart = torch.cat([one(rows[i : i + 1], ids[i : i + 1], weights[i : i + 1]) for i in range(FUSED_ROWS_MAX)])
-    assert torch.equal(together, apart)
+        together, linear_together = experts(rows, ids, weights), linear(rows)
+        for begin in range(0, tokens, 7):
+            part = slice(begin, begin + 7)
+            assert torch.equal(experts(rows[part], ids[part], weights[part]), together[part])
+        for token in range(tokens):
+            part = slice(token, token + 1)
+            assert torch.equal(experts(rows[part], ids[part], weights[part]), together[part])
+            assert torch.equal(linear(rows[part]), linear_together[part])
+    fast.zipmoe_engine.close()
+
+
+def test_very_many_rows_are_decoded(packed: Packed, checkpoint: Folder) -> None:
+    """As in the mode exact, which gives the bits of plain Transformers."""
+    folder = packed("qwen2_moe", CodecSettings("fx3", None, 1))
+    fast = load_packed("qwen2_moe", folder, mode="fast")
+    plain = load_plain("qwen2_moe", checkpoint("qwen2_moe"))
+    fast.zipmoe_engine.fused.rows_max = 3
+    for tokens in (3, 4):
+        inputs = torch.ones((tokens, plain.config.hidden_size), dtype=torch.bfloat16)
+        before = fast.zipmoe_engine._native.counters()["compute_seconds"]
+        with torch.no_grad():
+            found = fast.model.layers[0].self_attn.o_proj(inputs)
+            expected = plain.model.layers[0].self_attn.o_proj(inputs)
+        computed = fast.zipmoe_engine._native.counters()["compute_seconds"] > before
+        assert computed == (tokens == 3)
+        assert computed or torch.equal(found, expected)
     fast.zipmoe_engine.close()
 
 

@@ -82,7 +82,7 @@ def test_fast_is_the_default_mode(mixtral, monkeypatch):
     monkeypatch.delenv("ZIPMOE_MODE")
     model = mixtral.load()
     assert model.zipmoe_mode == "fast"
-    assert "mode fast (fused kernels up to 3 rows) with grouped_mm combine" in model.zipmoe_mode_line()
+    assert f"mode fast ({model.zipmoe_engine.fused.what_runs()}) with grouped_mm combine" in model.zipmoe_mode_line()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_models_before_and_after_loading_say_the_same(packed_model, name):
     with model.zipmoe_engine:
         assert packed_products(model, manifest, "fast") == EXPECTED[name]
         experts = "" if EXPECTED[name].experts else ", experts decoded"
-        assert f"; mode fast (fused kernels up to 3 rows{experts}) with " in model.zipmoe_mode_line()
+        assert f"; mode fast ({model.zipmoe_engine.fused.what_runs()}{experts}) with " in model.zipmoe_mode_line()
         with torch.inference_mode():
             model(input_ids=torch.tensor([[5]]))
         computed = [getattr(module, "_zipmoe_network", None) is not None for module in model.modules()]
@@ -56,7 +56,10 @@ def test_what_makes_a_run_decode(packed_model, tmp_path: Path):
         assert "mode fast (computed as exact: the kernels take BF16, not float32)" in wide.zipmoe_mode_line()
     eager = zipmoe.load(packed.folder, memory="8GB", mode="fast", experts_implementation="eager")
     with eager.zipmoe_engine:
-        assert "mode fast (fused kernels up to 3 rows, experts decoded) with eager" in eager.zipmoe_mode_line()
+        assert (
+            f"mode fast ({eager.zipmoe_engine.fused.what_runs()}, experts decoded) with eager"
+            in eager.zipmoe_mode_line()
+        )
     pack(packed.source, tmp_path / "zstd", CodecSettings("zstd", 3, 2), jobs=1, min_dense_bytes=0)
     chunks = PackedFolder.open(tmp_path / "zstd").manifest
     meta = model_on_meta(AutoConfig.from_pretrained(packed.folder), packed.tiny.architecture)

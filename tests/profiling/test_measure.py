@@ -15,6 +15,7 @@ from zipmoe.planning.layer_costs import LayerCosts, TensorBytes
 from zipmoe.planning.partition import CodecCapabilities
 from zipmoe.profiling.device_constants import device_profile
 from zipmoe.profiling.execution_probes import TOKENS
+from zipmoe.profiling.fused_probes import FUSED_TOKENS
 from zipmoe.profiling.measure import SHARES, measure
 from zipmoe.profiling.profile_store import load_profile, save_profile
 from zipmoe.profiling.report import ProfileReport
@@ -150,11 +151,11 @@ def test_a_fused_codec_and_a_known_disk(fx3_folder: PackedFolder) -> None:
         section.length for m in fx3_folder.manifest.expert_groups[0].records[0].matrices for section in m.sections
     )
     sizes = {(time.form, time.tokens): time.expert_bytes for time in report.fused}
-    assert sizes.keys() == {(form, tokens) for form in ("fx3", "BF16") for tokens in (1, 2, 3)}
+    assert sizes.keys() == {(form, tokens) for form in ("fx3", "BF16") for tokens in FUSED_TOKENS}
     assert {size for (form, _), size in sizes.items() if form == "BF16"} == {report.expert.bfloat16_bytes}
     assert all(size == pytest.approx(packed, rel=0.1) for (form, _), size in sizes.items() if form == "fx3")
-    assert {codec: len(rates) for codec, rates in profile.fused_bytes_per_second.items()} == {"fx3": 3}
-    assert len(profile.unpacked_bytes_per_second) == 3
+    assert {codec: len(rates) for codec, rates in profile.fused_bytes_per_second.items()} == {"fx3": max(FUSED_TOKENS)}
+    assert len(profile.unpacked_bytes_per_second) == max(FUSED_TOKENS)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.5, 1e9, float("nan")])

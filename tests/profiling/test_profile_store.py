@@ -15,6 +15,7 @@ from zipmoe.planning.device import DeviceProfileError, HostFingerprint
 from zipmoe.profiling.device_constants import device_profile
 from zipmoe.profiling.disk_identity import DiskIdentity
 from zipmoe.profiling.estimate import Estimate
+from zipmoe.profiling.fused_probes import FUSED_TOKENS
 from zipmoe.profiling.profile_store import (
     check_destination,
     find_profile,
@@ -115,7 +116,7 @@ FUSED = replace(
     codecs=(replace(REPORT.codecs[1], of_folder=True),),
     fused=tuple(
         FusedTime(form, tokens, expert_bytes, _sure(seconds * tokens))
-        for tokens in (3, 1, 2)
+        for tokens in reversed(FUSED_TOKENS)
         for form, expert_bytes, seconds in (("fx3", 14000, 1e-6), ("BF16", 20000, 2e-6))
     ),
 )
@@ -124,9 +125,10 @@ FUSED = replace(
 
 def test_rates_of_packed_weights() -> None:
     profile = device_profile(FUSED)
+    every = range(1, max(FUSED_TOKENS) + 1)  # those that were not measured lie between those that were
     assert profile.fused_bytes_per_second.keys() == {"fx3"}
-    assert profile.fused_bytes_per_second["fx3"] == pytest.approx((14e9, 7e9, 14e9 / 3))
-    assert profile.unpacked_bytes_per_second == pytest.approx((1e10, 5e9, 1e10 / 3))
+    assert profile.fused_bytes_per_second["fx3"] == pytest.approx([14e9 / tokens for tokens in every])
+    assert profile.unpacked_bytes_per_second == pytest.approx([1e10 / tokens for tokens in every])
     assert device_profile(REPORT).fused_bytes_per_second == {}
     for left_out in (0, 1):  # two tokens, in either form
         kept = [time for time in FUSED.fused if (time.tokens, time.form) != (2, ("fx3", "BF16")[left_out])]

@@ -1,11 +1,12 @@
 """Products with weights as they lie in memory: the numeric mode ``fast`` (docs/compute.md).
 
-Nothing is decoded for them: kernels read the packed form. They pay for few rows of inputs; for more, decoding once and
-one matrix product are faster.
+Nothing is decoded to memory for them: kernels read the packed form. Where there are very many rows of inputs, decoding
+once and one matrix product of torch's can be faster.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -22,8 +23,13 @@ from zipmoe.errors import UnsupportedOperationError
 if TYPE_CHECKING:
     from zipmoe.engine.engine import Engine
 
-FUSED_ROWS_MAX = 3
-"""Up to this many rows of inputs the kernels are used."""
+FUSED_ROWS_MAX = {"avx512": 64, "avx2": sys.maxsize, "scalar": 3}
+"""Up to this many rows of inputs the kernels of an instruction set are used (docs/compute.md). With AVX-512 torch's
+product has caught up with them there; without AVX512-BF16 it never does; the portable ones are for few rows only."""
+
+
+STEP_ROWS_MAX = min(FUSED_ROWS_MAX[_native.gemv_instruction_set()], 64)
+"""Up to this many rows, norms, routers and small matrices that one thread computes are faster so than with torch."""
 
 
 class CacheBuffers(Protocol):
@@ -35,11 +41,22 @@ class CacheBuffers(Protocol):
 
 class FusedCompute:
     """Computes for one engine, whose codec has fused kernels. Inputs and outputs are BF16, sums are FP32 in one
-    documented order: the results do not depend on instruction set, threads or the other rows.
+    documented order: the results do not depend on instruction set, threads or the other rows (of at most ``rows_max``).
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        kernels = _native.gemv_instruction_set(engine._instruction_set)
+        self.rows_max = FUSED_ROWS_MAX[kernels]
+        """Up to this many rows of inputs the kernels are faster than decoding and torch's product."""
+
+    def takes(self, rows: int) -> bool:
+        """Whether products with so many rows of inputs are the kernels'."""
+        return 0 < rows <= self.rows_max
+
+    def what_runs(self) -> str:
+        """For the mode line."""
+        return "fused kernels" if self.rows_max == sys.maxsize else f"fused kernels up to {self.rows_max} rows"
 
     def linear(self, parameter: str, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x W^T + bias`` with a packed dense matrix.

@@ -1,9 +1,9 @@
 """Experts modules of Transformers' experts interface, computed from packed experts.
 
-In the mode ``fast``, few rows go through the native core (``fused_experts.py``). All else is bit for bit what plain
-Transformers computes. What must not change for that (docs/architecture.md): all rows of an expert go through one
-matrix product (same M), gate and up stay fused, weights keep their layout, and the outputs are combined in the order
-that Transformers uses.
+In the mode ``fast``, rows go through the native core (``fused_experts.py``) unless they are very many. All else is bit
+for bit what plain Transformers computes. What must not change for that (docs/architecture.md): all rows of an expert go
+through one matrix product (same M), gate and up stay fused, weights keep their layout, and the outputs are combined in
+the order that Transformers uses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
 from zipmoe.hf.combine_order import CombineOrder, combine_order
 from zipmoe.hf.early_routing import EarlyRouting
 from zipmoe.hf.engine_slot import refuse_gradients
@@ -60,7 +59,7 @@ def _forward_grouped(
     weights = top_k_weights.reshape(-1)
     routing = _routing(self, top_k_index)
     fused = fused_experts(self, hidden_states)
-    if fused is not None and routing.complete and max(routing.tokens, default=0) <= FUSED_ROWS_MAX:
+    if fused is not None and routing.complete and fused.takes(max(routing.tokens)):
         combined = fused.combined(routing, hidden_states, top_k_weights)
         if combined is not None:
             return combined
@@ -78,7 +77,7 @@ def _forward_grouped(
         for expert in request:
             at = rows[expert]
             inputs = hidden_states[at // top_k]
-            if fused is not None and len(inputs) <= FUSED_ROWS_MAX:
+            if fused is not None and fused.takes(len(inputs)):
                 output = fused.one(expert, inputs)
             else:
                 output = _expert_output(self, source, expert, inputs)

@@ -16,7 +16,7 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
+from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 from zipmoe.hf.cache_room import CacheRoom
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.first_use import agrees
@@ -109,7 +109,7 @@ class FusedAttention(nn.Module):
             not isinstance(hidden, torch.Tensor)
             or hidden.dim() != 3
             or hidden.shape[1] != 1
-            or not 0 < hidden.shape[0] <= FUSED_ROWS_MAX
+            or not 0 < hidden.shape[0] <= STEP_ROWS_MAX
             or hidden.dtype is not torch.bfloat16
             or not hidden.is_contiguous()
             or self.training

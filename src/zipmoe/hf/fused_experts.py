@@ -24,6 +24,10 @@ class FusedExperts:
         self._compute = compute
         self._network = network
 
+    def takes(self, rows: int) -> bool:
+        """Whether the native core is the faster way for an expert with so many rows."""
+        return self._compute.takes(rows)
+
     def all(self, experts: Sequence[int], tokens: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
         """Outputs of a whole request, before the routing weights.
 

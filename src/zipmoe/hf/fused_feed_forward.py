@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import FUSED_ROWS_MAX, FusedCompute
+from zipmoe.engine.fused_compute import STEP_ROWS_MAX, FusedCompute
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.expert_network import _recognise
 from zipmoe.hf.first_use import agrees
@@ -46,7 +46,7 @@ class FusedFeedForward(nn.Module):
         gate, up, down = self._zipmoe_parts
         modules: dict[str, Any] = self._modules
         if not (
-            0 < x.numel() <= FUSED_ROWS_MAX * gate.in_features
+            0 < x.numel() <= STEP_ROWS_MAX * gate.in_features
             and x.shape[-1] == gate.in_features
             and modules["gate_proj"] is gate
             and modules["up_proj"] is up

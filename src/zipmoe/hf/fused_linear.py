@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
+from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 from zipmoe.hf.dynamic_class import dynamic_class
 
 _WEIGHTS_MAX = 1 << 20
@@ -33,7 +33,7 @@ class FusedLinear(nn.Module):
             or weight.dtype is not torch.bfloat16
             or (bias is not None and (bias.dtype is not torch.bfloat16 or not bias.is_contiguous()))
             or input.shape[-1] != self.in_features
-            or not 0 < input.numel() <= FUSED_ROWS_MAX * self.in_features
+            or not 0 < input.numel() <= STEP_ROWS_MAX * self.in_features
             or not input.is_contiguous()
             or not weight.is_contiguous()
             or ((input.requires_grad or weight.requires_grad) and torch.is_grad_enabled())

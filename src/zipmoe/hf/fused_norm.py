@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
+from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 from zipmoe.hf.dynamic_class import dynamic_class
 
 _EPSILON_NAMES = ("variance_epsilon", "eps", "epsilon")
@@ -30,7 +30,7 @@ class FusedNorm(nn.Module):
             or x.dtype is not torch.bfloat16
             or weight.dtype is not torch.bfloat16
             or x.shape[-1] != len(weight)
-            or not 0 < x.numel() <= FUSED_ROWS_MAX * len(weight)
+            or not 0 < x.numel() <= STEP_ROWS_MAX * len(weight)
             or not x.is_contiguous()
             or not weight.is_contiguous()
             or ((x.requires_grad or weight.requires_grad) and torch.is_grad_enabled())

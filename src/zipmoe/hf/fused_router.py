@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
+from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 from zipmoe.hf.dynamic_class import dynamic_class
 
 _PROBE_ROWS = 64
@@ -40,7 +40,7 @@ class FusedRouter(nn.Module):
             or x.dtype is not torch.bfloat16
             or weight.dtype is not torch.bfloat16
             or x.shape[-1] != weight.shape[1]
-            or not 0 < x.numel() <= FUSED_ROWS_MAX * weight.shape[1]
+            or not 0 < x.numel() <= STEP_ROWS_MAX * weight.shape[1]
             or not x.is_contiguous()
             or not weight.is_contiguous()
             or self.training

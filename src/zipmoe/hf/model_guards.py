@@ -15,7 +15,6 @@ from torch import nn
 
 from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH, UNPACKED
 from zipmoe.engine.engine import Engine
-from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import combine_order, resolve_experts_implementation
 from zipmoe.hf.dynamic_class import dynamic_class
@@ -138,7 +137,7 @@ class PackedModel(PackedSubModel):
         if self.dtype != torch.bfloat16:
             return f"fast (computed as exact: the kernels take BF16, not {str(self.dtype).removeprefix('torch.')})"
         experts = packed_products(self, self._zipmoe_folder.manifest, "fast").experts
-        return f"fast (fused kernels up to {FUSED_ROWS_MAX} rows{'' if experts else ', experts decoded'})"
+        return f"fast ({self.zipmoe_engine.fused.what_runs()}{'' if experts else ', experts decoded'})"
 
     def dequantize(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises UnsupportedOperationError: the unpacked model is the original checkpoint."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from zipmoe.engine.fused_compute import FUSED_ROWS_MAX, FusedCompute
+from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.engine_slot import refuse_gradients
 from zipmoe.hf.lazy_weight import as_parameter
 from zipmoe.hf.packed_module import PackedModule
@@ -21,7 +21,7 @@ class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]
     larger one is applied in tiles of output rows: each output element is the same dot product over the same operands,
     and its bias is added in the same call.
 
-    In the mode ``fast``, few rows of BF16 inputs are multiplied with the weight as it lies in memory.
+    In the mode ``fast``, rows of BF16 inputs are multiplied with the weight as it lies in memory.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -50,6 +50,7 @@ class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]
         """Kernels on the packed weight, if they pay for this input."""
         rows = input.numel() // self.in_features
         types = {input.dtype, self._zipmoe_dtype, torch.bfloat16 if self.bias is None else self.bias.dtype}
-        if not 0 < rows <= FUSED_ROWS_MAX or types != {torch.bfloat16} or input.shape[-1:] != (self.in_features,):
+        fused = self._zipmoe_slot.engine.fused
+        if fused is None or types != {torch.bfloat16} or input.shape[-1:] != (self.in_features,):
             return None  # inputs of another shape get torch's own error
-        return self._zipmoe_slot.engine.fused
+        return fused if fused.takes(rows) else None

@@ -103,15 +103,22 @@ def disk_rates(reads: list[ReadRate]) -> dict[int, float]:
 
 
 def fused_rates(report: ProfileReport, form: str) -> tuple[float, ...]:
-    """Bytes of this form per second, by number of tokens."""
-    times = sorted((time for time in report.fused if time.form == form), key=lambda time: time.tokens)
-    return tuple(time.expert_bytes / time.seconds.median for time in times)
+    """Bytes of this form per second, for every number of tokens from 1 to the largest that was measured."""
+    times = [time for time in report.fused if time.form == form]
+    if not times:
+        return ()
+    seconds = _interpolated({time.tokens: time.seconds.median for time in times})
+    return tuple(times[0].expert_bytes / value for value in seconds)
 
 
 def _every_number_of_tokens(report: ProfileReport) -> tuple[float, ...]:
-    tokens = [time.tokens for time in report.execution]
-    seconds = [time.seconds.median for time in report.execution]
-    every = np.interp(np.arange(1, max(tokens) + 1), tokens, seconds)
+    return _interpolated({time.tokens: time.seconds.median for time in report.execution})
+
+
+def _interpolated(seconds_by_tokens: Mapping[int, float]) -> tuple[float, ...]:
+    """Seconds for every number of tokens from 1 to the largest."""
+    tokens = sorted(seconds_by_tokens)
+    every = np.interp(np.arange(1, tokens[-1] + 1), tokens, [seconds_by_tokens[number] for number in tokens])
     return tuple(float(value) for value in every)
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from zipmoe import _native
+from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
 from zipmoe.profiling.execution_probes import LEAST_WEIGHT_BYTES, ExpertWeights
 from zipmoe.profiling.expert_sample import ExpertKind, read_record
 from zipmoe.profiling.rounds import Clock
@@ -22,8 +23,10 @@ from zipmoe.store.packed_folder import PackedFolder
 from zipmoe.store.record_encoder import READABLE_TAIL_BYTES
 
 UNPACKED = "BF16"
-FUSED_TOKENS = tuple(range(1, _native.GEMV_TOKENS_MAX + 1))
-"""Numbers of tokens that the kernels are for."""
+FUSED_TOKENS = tuple(
+    tokens for tokens in (1, 2, 3, 4, 8, 16, 64) if tokens <= FUSED_ROWS_MAX[_native.gemv_instruction_set()]
+)
+"""Numbers of tokens that are measured; times between them are interpolated."""
 
 Matrix = tuple[npt.NDArray[np.uint8] | npt.NDArray[np.uint16], int, int, None]
 """Section or BF16 patterns (flat), rows, columns, no bias."""

@@ -1,0 +1,135 @@
+// Products of four rows of weights with many tokens: the weights lie unpacked in the first-level cache, tokens go by in
+// tiles whose sums fill the registers. For the *_gemm_avx512.cpp translation units.
+#pragma once
+#include "simd/avx512_intrinsics.hpp"
+
+#include "simd/fx3_record.hpp"
+#include "simd/gemm_tiles.hpp"
+#include "simd/gemv_kernels.hpp"
+#include "simd/gemv_sum_avx512.hpp"
+#include "simd/wide_code.hpp"
+
+namespace zipmoe::simd {
+namespace {
+
+// What comes from memory next: its lines are fetched while the tiles keep the arithmetic units busy.
+class Upcoming {
+ public:
+  ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) Upcoming(const void* bytes, uint64_t count, uint64_t steps)
+      : next_((const uint8_t*)bytes), end_(next_ + count), lines_((count / kCacheLine + steps) / steps) {}
+
+  // One of the steps.
+  ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void fetch() {
+    if (next_ >= end_) return;
+    for (uint64_t line = 0; line < lines_; ++line, next_ += kCacheLine) __builtin_prefetch(next_);
+  }
+
+ private:
+  static constexpr uint64_t kCacheLine = 64;
+
+  const uint8_t* next_;
+  const uint8_t* end_;
+  uint64_t lines_;  // of a step
+};
+
+// `tokens` is a constant of each caller: 24 sums, 4 weights and an input are in registers.
+ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_tile(const FourRows& rows,
+                                                                            const TileInputs& inputs,
+                                                                            const TileOutput& output,
+                                                                            Upcoming& upcoming, const uint64_t tokens) {
+  __m512 sums[kTileTokensMax][kFx3GroupRows];
+#pragma GCC unroll 6
+  for (uint64_t token = 0; token < tokens; ++token) {
+#pragma GCC unroll 4
+    for (uint64_t row = 0; row < kFx3GroupRows; ++row) sums[token][row] = _mm512_setzero_ps();
+  }
+  const uint16_t* weights = rows.weights;
+  const uint16_t* x = inputs.x;
+  for (uint64_t block = 0; block < rows.blocks; ++block, weights += kFourRowsBlock, x += kFx3BlockWeights) {
+    upcoming.fetch();
+#pragma GCC unroll 2
+    for (uint64_t half = 0; half < kFx3BlockWeights; half += 32) {
+      __m512bh w[kFx3GroupRows];
+#pragma GCC unroll 4
+      for (uint64_t row = 0; row < kFx3GroupRows; ++row) {
+        w[row] = (__m512bh)_mm512_load_si512(weights + row * kFx3BlockWeights + half);
+      }
+#pragma GCC unroll 6
+      for (uint64_t token = 0; token < tokens; ++token) {
+        const __m512bh input = (__m512bh)_mm512_load_si512(x + token * inputs.stride + half);
+#pragma GCC unroll 4
+        for (uint64_t row = 0; row < kFx3GroupRows; ++row) {
+          sums[token][row] = _mm512_dpbf16_ps(sums[token][row], w[row], input);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 6
+  for (uint64_t token = 0; token < tokens; ++token) {
+    float* out = output.sums + token * output.stride;
+    const __m128 four = sum_of_lanes(sums[token][0], sums[token][1], sums[token][2], sums[token][3]);
+    _mm_storeu_ps(out, output.add ? _mm_add_ps(_mm_loadu_ps(out), four) : four);
+  }
+}
+
+ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_one(const FourRows& rows, const TileInputs& inputs,
+                                                               const TileOutput& output, Upcoming& upcoming) {
+  multiply_tile(rows, inputs, output, upcoming, 1);
+}
+ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_two(const FourRows& rows, const TileInputs& inputs,
+                                                               const TileOutput& output, Upcoming& upcoming) {
+  multiply_tile(rows, inputs, output, upcoming, 2);
+}
+ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_three(const FourRows& rows, const TileInputs& inputs,
+                                                                 const TileOutput& output, Upcoming& upcoming) {
+  multiply_tile(rows, inputs, output, upcoming, 3);
+}
+ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_four(const FourRows& rows, const TileInputs& inputs,
+                                                                const TileOutput& output, Upcoming& upcoming) {
+  multiply_tile(rows, inputs, output, upcoming, 4);
+}
+ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_five(const FourRows& rows, const TileInputs& inputs,
+                                                                const TileOutput& output, Upcoming& upcoming) {
+  multiply_tile(rows, inputs, output, upcoming, 5);
+}
+ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_six(const FourRows& rows, const TileInputs& inputs,
+                                                               const TileOutput& output, Upcoming& upcoming) {
+  multiply_tile(rows, inputs, output, upcoming, 6);
+}
+
+// All tokens, in tiles of nearly the same size. `upcoming`: in rows.blocks * tile_count(inputs.tokens) steps.
+ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_all_tokens(const FourRows& rows,
+                                                                                  const GemvInputs& inputs,
+                                                                                  TileOutput output,
+                                                                                  Upcoming upcoming) {
+  TileInputs tile{inputs.x, inputs.stride};
+  uint64_t left = inputs.tokens;
+  for (uint64_t number = tile_count(inputs.tokens); number > 0; --number) {
+    const uint64_t tokens = (left + number - 1) / number;
+    switch (tokens) {
+      case 1:
+        multiply_one(rows, tile, output, upcoming);
+        break;
+      case 2:
+        multiply_two(rows, tile, output, upcoming);
+        break;
+      case 3:
+        multiply_three(rows, tile, output, upcoming);
+        break;
+      case 4:
+        multiply_four(rows, tile, output, upcoming);
+        break;
+      case 5:
+        multiply_five(rows, tile, output, upcoming);
+        break;
+      default:
+        multiply_six(rows, tile, output, upcoming);
+    }
+    tile.x += tokens * inputs.stride;
+    output.sums += tokens * output.stride;
+    left -= tokens;
+  }
+}
+
+}  // namespace
+}  // namespace zipmoe::simd
