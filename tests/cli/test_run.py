@@ -235,6 +235,6 @@ def test_the_policy_is_chosen_by_name_and_changes_no_token(
         code, out, err = _run(capsys, talking_packed, *options, *chosen, *(["--pools", pools] if pools else []))
         assert code == 0, err
         value = json.loads(out)
-        assert value["mode"].endswith(f"; policy {policy or 'zipmoe'}")
+        assert f"; policy {policy or 'zipmoe'}" in value["mode"]
         outputs.append(value["tokens"])
     assert outputs == [outputs[0]] * 4
