@@ -1,4 +1,4 @@
-"""Threads of a loaded model: kept on the CPUs that were asked for, asleep between products, and said in the mode line."""
+"""Threads of a loaded model: kept on the CPUs that were asked for, asleep between products, named in the mode line."""
 
 from __future__ import annotations
 

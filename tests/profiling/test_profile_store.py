@@ -27,6 +27,7 @@ from zipmoe.profiling.profile_store import (
 )
 from zipmoe.profiling.report import (
     CodecRates,
+    EngineReadRate,
     ExecutionTime,
     ExpertShape,
     ExponentRatio,
@@ -44,6 +45,7 @@ def _sure(value: float) -> Estimate:
     return Estimate(value, value, value, 5)
 
 
+RECORD_RATES = {1: 1e9, 2: 2e9, 4: 3.99e9, 8: 4e9, 16: 3e9}
 REPORT = ProfileReport(
     folder="/models/packed",
     provenance=HERE,
@@ -59,6 +61,7 @@ REPORT = ProfileReport(
         for block, depths in ((MIB, (1, 2, 4, 8)), (16 * MIB, (1, 2)))
         for depth in depths
     ),
+    engine_reads=tuple(EngineReadRate("threads", number, _sure(rate)) for number, rate in RECORD_RATES.items()),
     latency_seconds={"direct": _sure(80e-6), "buffered": _sure(90e-6)},
     exponent_ratios=(ExponentRatio("up", 0.33, 0.32, 0.34),),
     codecs=(
@@ -97,6 +100,7 @@ def kept(cache_folder: Path) -> Path:
 def test_constants_come_from_the_right_numbers() -> None:
     profile = device_profile(REPORT)
     assert profile.io_bytes_per_second == {MIB: 4e9, 16 * MIB: 2e9}  # the engine's depth, or the nearest below
+    assert profile.best_concurrent_reads == {"threads": 4}
     assert profile.io_latency_seconds == 80e-6
     assert profile.decompress_bytes_per_second == {"zstd": 2e9}  # one worker
     assert profile.decode_bytes_per_second == {"zstd": 5e9, "fx3": 3e10}  # all workers, between products if measured

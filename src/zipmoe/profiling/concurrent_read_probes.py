@@ -74,7 +74,8 @@ class ConcurrentReadProbe(Probe):
     @property
     def least_units(self) -> int:
         """Twice what is under way, and two records at least."""
-        return max(2, -(-2 * self.parallel * CHUNK_BYTES[self.backend] // self.record_bytes))
+        chunks = -(-self.record_bytes // CHUNK_BYTES[self.backend])
+        return max(2, -(-2 * self.parallel // chunks))
 
     def run(self, units: int) -> float:
         """Read ``units`` records.
