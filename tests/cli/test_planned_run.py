@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,6 +156,36 @@ def test_a_damaged_kept_trace_is_named_and_left_out(
         assert code == 0, err
         (line,) = [line for line in err.splitlines() if line.startswith("note: the kept trace")]
         assert f"{str(kept)!r} is not used" in line
+
+
+def test_a_full_disk_costs_neither_the_plan_nor_the_measurement(
+    folder: Path,
+    measured_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    full_disk: Callable[[Path], None],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shutil.copytree(measured_cache, tmp_path / "cache")))
+    trace = tmp_path / "t.jsonl"
+    code, _, err = _run(capsys, "run", folder, "--memory", "8GB", *GENERATE, "--record-trace", trace)
+    assert code == 0, err
+    kept = kept_trace_path(PackedFolder.open(folder).manifest)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(b"what was kept before")
+    full_disk(kept.with_name(f"{os.getpid()}-{kept.name}"))
+    code, out, err = _run(capsys, "plan", folder, "--memory", "8GB", "--trace", trace, "--json")
+    assert code == 2
+    assert json.loads(out)["memory_bytes"] == 8_000_000_000
+    assert "the disk is full" in err.splitlines()[-2]
+    assert {path: path.read_bytes() for path in kept.parent.iterdir()} == {kept: b"what was kept before"}
+    profile = tmp_path / "profile.json"
+    full_disk(profile)
+    code, out, err = _run(capsys, "profile", folder, "--output", profile, "--seconds", 3, "--json")
+    assert code == 2
+    assert json.loads(out)["zipmoe_profile_report"]
+    assert err.splitlines()[-2].startswith(f"error: {str(profile)!r} cannot be written: the disk is full")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "t.jsonl"]
 
 
 @pytest.mark.usefixtures("measured")

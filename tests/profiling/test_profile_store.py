@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from profiling_machine import HERE, here
 
-from zipmoe.errors import InvalidArgumentError
+from zipmoe.errors import InvalidArgumentError, NotEnoughDiskError
 from zipmoe.planning.device import DeviceProfileError, HostFingerprint
 from zipmoe.profiling.device_constants import device_profile
 from zipmoe.profiling.disk_identity import DiskIdentity
@@ -95,6 +96,17 @@ def kept(cache_folder: Path) -> Path:
     path = profile_path(HERE)
     save_profile(REPORT, path)
     return path
+
+
+@pytest.mark.parametrize("which", ["profile", "report"])
+def test_a_full_disk_leaves_what_was_there(kept: Path, which: str, full_disk: Callable[[Path], None]) -> None:
+    before = {path.name: path.read_bytes() for path in kept.parent.iterdir()}
+    full_disk(kept if which == "profile" else report_path(kept))
+    later = replace(REPORT, provenance=here(measured_at=HERE.measured_at + timedelta(hours=1)))
+    with pytest.raises(NotEnoughDiskError, match=f"{kept.name}' cannot be written: the disk is full"):
+        save_profile(later, kept)
+    assert {path.name: path.read_bytes() for path in kept.parent.iterdir()} == before
+    assert load_profile(kept, HERE).doubts == ()
 
 
 def test_constants_come_from_the_right_numbers() -> None:

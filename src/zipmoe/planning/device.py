@@ -193,12 +193,16 @@ class DeviceProfile:
             doubts.append(f"it claims to come from the future ({self.measured_at.isoformat()})")
         return doubts
 
-    def save(self, path: Path) -> None:
-        """Write the profile as JSON; the file is complete or not there."""
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; what ``load`` reads."""
         value = asdict(self)
         value["measured_at"] = self.measured_at.isoformat()
         value["io_bytes_per_second"] = {str(block): rate for block, rate in self.io_bytes_per_second.items()}
-        write_json(path, {_VERSION_KEY: PROFILE_VERSION, **value})
+        return {_VERSION_KEY: PROFILE_VERSION, **value}
+
+    def save(self, path: Path) -> None:
+        """Write the profile as JSON; the file is complete or not there."""
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> DeviceProfile:
