@@ -126,6 +126,18 @@ def test_constants_come_from_the_right_numbers() -> None:
     assert (profile.host, profile.measured_at, profile.workers) == (HERE.host, HERE.measured_at, 8)
 
 
+def test_rounds_that_were_far_apart_choose_no_number_of_reads() -> None:
+    def with_spread(spread: float) -> ProfileReport:
+        def apart(rate: Estimate) -> Estimate:
+            return replace(rate, low=rate.median * (1 - spread / 2), high=rate.median * (1 + spread / 2))
+
+        reads = tuple(replace(read, bytes_per_second=apart(read.bytes_per_second)) for read in REPORT.engine_reads)
+        return replace(REPORT, engine_reads=reads)
+
+    assert device_profile(with_spread(0.15)).best_concurrent_reads == {"threads": 4}
+    assert device_profile(with_spread(0.25)).best_concurrent_reads == {}
+
+
 FUSED = replace(
     REPORT,
     codecs=(replace(REPORT.codecs[1], of_folder=True),),

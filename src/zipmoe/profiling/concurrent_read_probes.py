@@ -23,6 +23,8 @@ from zipmoe.store.manifest import Record
 CONCURRENT_READS = (1, 2, 4, 8, 16)
 GOOD_ENOUGH = 0.98
 """Of the best rate: more threads, or a longer queue, must gain more than this lacks."""
+STEADY_SPREAD = 0.2
+"""Of the rounds: with more, nothing is chosen."""
 
 
 class EngineReader(Protocol):

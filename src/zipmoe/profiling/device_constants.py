@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import statistics
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,7 +12,7 @@ from zipmoe.codecs.registry import get_codec
 from zipmoe.engine.io_backend import DEFAULT_IO_THREADS
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.device import DeviceProfile
-from zipmoe.profiling.concurrent_read_probes import CONCURRENT_READS, best_number
+from zipmoe.profiling.concurrent_read_probes import CONCURRENT_READS, STEADY_SPREAD, best_number
 from zipmoe.profiling.estimate import Estimate
 from zipmoe.profiling.fused_probes import FUSED_TOKENS, UNPACKED
 from zipmoe.profiling.report import ProfileReport, ReadRate
@@ -95,15 +96,16 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
 
 
 def best_concurrent_reads(report: ProfileReport) -> dict[str, int]:
-    """By backend; none for a backend of which some were left out for lack of time."""
-    rates: dict[str, dict[int, float]] = {}
-    for read in report.engine_reads:
-        rates.setdefault(read.backend, {})[read.parallel] = read.bytes_per_second.median
-    return {
-        backend: best_number(of_backend)
-        for backend, of_backend in rates.items()
-        if of_backend.keys() == set(CONCURRENT_READS)
-    }
+    """By backend; none for a backend of which some were left out for lack of time, or whose rounds were too far apart
+    to tell numbers of reads from each other: the engine's default is better than chance.
+    """
+    found = {}
+    for backend in sorted({read.backend for read in report.engine_reads}):
+        rates = {read.parallel: read.bytes_per_second for read in report.engine_reads if read.backend == backend}
+        steady = statistics.median(rate.spread for rate in rates.values()) <= STEADY_SPREAD
+        if steady and rates.keys() == set(CONCURRENT_READS):
+            found[backend] = best_number({number: rate.median for number, rate in rates.items()})
+    return found
 
 
 def disk_rates(reads: list[ReadRate], engine_depth: int) -> dict[int, float]:
