@@ -141,7 +141,7 @@ def test_the_planner_can_use_it(measured: tuple[ProfileReport, object, bool], zs
 
 def test_a_fused_codec_and_a_known_disk(fx3_folder: PackedFolder) -> None:
     disk = FakeDisk(bytes_per_second=2e9, deepest=2, refusal="the file system refuses direct I/O: Invalid argument")
-    report = measure(fx3_folder, SECONDS, open_reader=disk.open)
+    report = measure(fx3_folder, SECONDS, clock=_slow_clock, open_reader=disk.open)
     assert report.engine_reads == ()
     assert device_profile(report).best_concurrent_reads == {}
     assert {read.mode for read in report.reads} == {"buffered"}

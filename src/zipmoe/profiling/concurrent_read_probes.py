@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -53,7 +54,9 @@ class ConcurrentReadProbe(Probe):
     backend: str
     parallel: int
     record_bytes: int
-    reader: EngineReader
+    open_reader: Callable[[], EngineReader]
+    """Called outside of the time, for each run: all readers at once would have a hundred threads, and every file of the
+    folder open ten times."""
     places: Places
     memory: npt.NDArray[np.uint8]
     files: RecordFiles
@@ -87,7 +90,7 @@ class ConcurrentReadProbe(Probe):
             TruncatedShardError: a file has become shorter.
         """
         places = self.places.take(units)
-        seconds, read_bytes, error_number = self.reader.read(places, self.record_bytes, self.memory, True)
+        seconds, read_bytes, error_number = self.open_reader().read(places, self.record_bytes, self.memory, True)
         check_read(self.files, places, units * self.record_bytes, read_bytes, error_number)
         return seconds
 
@@ -116,8 +119,8 @@ def concurrent_read_probes(
         for parallel in CONCURRENT_READS:
             places = RecordPlaces(files, records, length, len(found))
             if places.count:
-                reader = open_reader(paths, backend, parallel)
-                found.append(ConcurrentReadProbe(backend, parallel, length, reader, places, memory, files))
+                opening = partial(open_reader, paths, backend, parallel)
+                found.append(ConcurrentReadProbe(backend, parallel, length, opening, places, memory, files))
     return found
 
 
