@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,17 @@ def tiny_packed(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("tiny_packed") / "model"
     pack(tiny_source, folder, CodecSettings("fx3", None, 1), jobs=1, min_dense_bytes=0)
     return folder
+
+
+@pytest.fixture
+def full_disk() -> Callable[[Path], None]:
+    """Makes a file's disk full: what is written under its temporary name comes to a device that has no room."""
+    from zipmoe.store.durable_files import partial_path
+
+    def fill(path: Path) -> None:
+        partial_path(path).symlink_to("/dev/full")
+
+    return fill
 
 
 @pytest.fixture(autouse=True)

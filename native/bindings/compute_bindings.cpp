@@ -136,7 +136,9 @@ void activate_array(const std::string& function, float sigmoid_scale, Array<floa
   activate(parsed, sigmoid_scale, values.data(), values.size());
 }
 
-void apply_activation(const GatedActivation& self, const Words& values, Array<uint16_t, 2> out) {
+// Calls function(gate, up, length, out) for runs of the values of each row.
+template <typename Value, typename Function>
+void for_each_run(const GatedActivation& self, const Words& values, Array<Value, 2> out, const Function& function) {
   const uint64_t rows = values.shape(0);
   const uint64_t columns = values.shape(1);
   const uint64_t count = self.layout == GateLayout::none ? columns : columns / 2;
@@ -156,9 +158,21 @@ void apply_activation(const GatedActivation& self, const Words& values, Array<ui
         gate[i] = bfloat16_to_float(from[interleaved ? 2 * at : at]);
         up[i] = bfloat16_to_float(from[self.layout == GateLayout::none ? at : interleaved ? 2 * at + 1 : count + at]);
       }
-      self.apply(gate.data(), up.data(), length, out.data() + row * count + begin);
+      function(gate.data(), up.data(), length, out.data() + row * count + begin);
     }
   }
+}
+
+void apply_activation(const GatedActivation& self, const Words& values, Array<uint16_t, 2> out) {
+  for_each_run(self, values, out, [&](const float* gate, const float* up, uint64_t length, uint16_t* to) {
+    self.apply(gate, up, length, to);
+  });
+}
+
+void evaluate_activation(const GatedActivation& self, const Words& values, Array<float, 2> out) {
+  for_each_run(self, values, out, [&](const float* gate, const float* up, uint64_t length, float* to) {
+    self.evaluate(gate, up, length, to);
+  });
 }
 
 }  // namespace
@@ -185,19 +199,23 @@ void bind_compute(nb::module_& module) {
       .def(
           "__init__",
           [](GatedActivation* self, const std::string& function, const std::string& layout, float sigmoid_scale,
-             float limit, bool limit_activated, float up_offset) {
+             float limit, bool limit_activated, float up_offset, bool rounds_between) {
             new (self) GatedActivation{parse_activation_function(function),
                                        parse_gate_layout(layout),
                                        sigmoid_scale,
                                        limit,
                                        limit_activated,
-                                       up_offset};
+                                       up_offset,
+                                       rounds_between};
           },
           "function"_a, "layout"_a, nb::kw_only(), "sigmoid_scale"_a = 1.0f,
           "limit"_a = std::numeric_limits<float>::infinity(), "limit_activated"_a = false, "up_offset"_a = 0.0f,
+          "rounds_between"_a = true,
           "function: silu, gelu, gelu_tanh, relu, relu2, identity; layout: none, halves, interleaved.")
       .def("apply", apply_activation, "values"_a.noconvert(), "out"_a.noconvert(),
-           "out [rows, n] = the activation of values [rows, n], with a gate [rows, 2 n]; BF16 patterns (uint16).");
+           "out [rows, n] = the activation of values [rows, n], with a gate [rows, 2 n]; BF16 patterns (uint16).")
+      .def("evaluate", evaluate_activation, "values"_a.noconvert(), "out"_a.noconvert(),
+           "The same without any rounding to BF16; out: float32.");
   module.def("activate", activate_array, "function"_a, "sigmoid_scale"_a, "values"_a.noconvert(),
              "Applies an activation function in place to values (float32 [n]).");
   module.def("fx3_gemv", fx3_gemv, "section"_a.noconvert(), "rows"_a, "columns"_a, "x"_a.noconvert(),

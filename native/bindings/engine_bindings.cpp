@@ -97,7 +97,7 @@ EnginePools pool_options(const PoolsTuple& tuple) {
 }
 
 void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::string& verify, uint32_t io_threads,
-                 uint32_t decode_threads, const std::string& io_mode, const std::string& io_backend,
+                 uint32_t io_depth, uint32_t decode_threads, const std::string& io_mode, const std::string& io_backend,
                  const std::string& instruction_set, const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
                  const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes,
                  const std::string& policy, double half_life_steps, uint32_t requests_per_step, uint64_t seed,
@@ -110,6 +110,7 @@ void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::
   options.reader.backend = parse_io_backend(io_backend);
   options.reader.mode = parse_io_mode(io_mode);
   options.reader.threads.threads = io_threads;
+  options.reader.uring.queue_depth = io_depth;
   for (const auto& [slot_bytes, slots] : size_classes) options.size_classes.push_back({slot_bytes, 0, slots});
   for (const int64_t size_class : class_of_record) {
     if (size_class < 0) {
@@ -381,9 +382,10 @@ void bind_engine(nb::module_& module) {
           "first"_a, "down"_a, "activation"_a, "up"_a = nb::none());
 
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
-      .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "decode_threads"_a,
-           "io_mode"_a, "io_backend"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a, "scratch_bytes"_a,
-           "policy"_a = EngineOptions{}.eviction_policy, "half_life_steps"_a = PolicyParameters{}.half_life_steps,
+      .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "io_depth"_a,
+           "decode_threads"_a, "io_mode"_a, "io_backend"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a,
+           "scratch_bytes"_a, "policy"_a = EngineOptions{}.eviction_policy,
+           "half_life_steps"_a = PolicyParameters{}.half_life_steps,
            "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
            "pools"_a = nb::none(), "rows_on_demand"_a = std::vector<uint32_t>(),
            "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "

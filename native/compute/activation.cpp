@@ -2,6 +2,7 @@
 // forbids the contraction of products and sums here: results must not depend on whether a machine has the instruction.
 #include "compute/activation.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -91,6 +92,30 @@ Enum parse(std::string_view text, const std::array<std::string_view, count>& nam
 
 using Values = std::array<float, kActivationsMax>;
 
+// The formulas of GatedActivation, each step but the last followed by `round`.
+template <typename Round>
+void apply_formulas(const GatedActivation& activation, const float* gate, const float* up, uint64_t count, float* out,
+                    const Round& round) {
+  const bool gated = activation.layout != GateLayout::none;
+  const float limit = activation.limit;
+  Values activated;
+  for (uint64_t i = 0; i < count; ++i) {
+    const float value = gated ? gate[i] : up[i];
+    activated[i] = activation.limit_activated ? value : at_most(value, limit);
+  }
+  activate(activation.function, activation.sigmoid_scale, activated.data(), count);
+  for (uint64_t i = 0; i < count; ++i) activated[i] = round(activated[i]);
+  if (!gated) {
+    std::copy_n(activated.begin(), count, out);
+    return;
+  }
+  for (uint64_t i = 0; i < count; ++i) {
+    const float bounded = activation.limit_activated ? at_most(activated[i], limit) : activated[i];
+    const float value = round(at_least(at_most(up[i], limit), -limit) + activation.up_offset);
+    out[i] = bounded * value;
+  }
+}
+
 }  // namespace
 
 ActivationFunction parse_activation_function(std::string_view text) {
@@ -126,23 +151,17 @@ void activate(ActivationFunction function, float sigmoid_scale, float* values, u
 void exponentials(float* values, uint64_t count) { for_each(values, count, exponential); }
 
 void GatedActivation::apply(const float* gate, const float* up, uint64_t count, uint16_t* out) const {
-  const bool gated = layout != GateLayout::none;
-  Values activated;
-  for (uint64_t i = 0; i < count; ++i) {
-    const float value = gated ? gate[i] : up[i];
-    activated[i] = limit_activated ? value : at_most(value, limit);
+  Values values;
+  if (rounds_between) {
+    apply_formulas(*this, gate, up, count, values.data(), round_to_bfloat16);
+  } else {
+    evaluate(gate, up, count, values.data());
   }
-  activate(function, sigmoid_scale, activated.data(), count);
-  for (uint64_t i = 0; i < count; ++i) activated[i] = round_to_bfloat16(activated[i]);
-  if (!gated) {
-    for (uint64_t i = 0; i < count; ++i) out[i] = float_to_bfloat16(activated[i]);
-    return;
-  }
-  for (uint64_t i = 0; i < count; ++i) {
-    const float bounded = limit_activated ? at_most(activated[i], limit) : activated[i];
-    const float value = round_to_bfloat16(at_least(at_most(up[i], limit), -limit) + up_offset);
-    out[i] = float_to_bfloat16(bounded * value);
-  }
+  for (uint64_t i = 0; i < count; ++i) out[i] = float_to_bfloat16(values[i]);
+}
+
+void GatedActivation::evaluate(const float* gate, const float* up, uint64_t count, float* out) const {
+  apply_formulas(*this, gate, up, count, out, [](float value) { return value; });
 }
 
 }  // namespace zipmoe

@@ -36,11 +36,16 @@ struct GatedActivation {
   float limit = std::numeric_limits<float>::infinity();  // gate is clamped to at most this, up to +- this
   bool limit_activated = false;                          // the limit is for f(gate) instead of gate
   float up_offset = 0.0f;                                // f(gate) * (up + up_offset)
+  bool rounds_between = true;                            // to BF16 between the steps below, not at the end only
 
   // out[i] for i < count <= kActivationsMax. `gate` and `up` are BF16 values in fp32; without a gate `up` alone is
-  // used. Every step of the formulas above is computed in fp32 and its result rounded to BF16: the clamped values,
-  // f(gate), up + up_offset, the product.
+  // used. The formulas above are computed in fp32; rounded to BF16 are f(gate), up + up_offset (both with
+  // rounds_between only) and the product.
   void apply(const float* gate, const float* up, uint64_t count, uint16_t* out) const;
+
+  // The function itself: the same formulas in fp32, without any rounding to BF16. Tells activations apart that BF16
+  // cannot.
+  void evaluate(const float* gate, const float* up, uint64_t count, float* out) const;
 };
 
 constexpr uint64_t kActivationsMax = 128;

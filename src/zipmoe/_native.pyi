@@ -69,8 +69,10 @@ class GatedActivation:
         limit: float = ...,
         limit_activated: bool = False,
         up_offset: float = 0.0,
+        rounds_between: bool = True,
     ) -> None: ...
     def apply(self, values: npt.NDArray[np.uint16], out: npt.NDArray[np.uint16]) -> None: ...
+    def evaluate(self, values: npt.NDArray[np.uint16], out: npt.NDArray[np.float32]) -> None: ...
 
 def activate(function: str, sigmoid_scale: float, values: npt.NDArray[np.float32]) -> None: ...
 def fx3_gemv(
@@ -198,6 +200,7 @@ class Engine:
         *,
         verify: str,
         io_threads: int,
+        io_depth: int,
         decode_threads: int,
         io_mode: str,
         io_backend: str,

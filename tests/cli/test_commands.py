@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from zipmoe.cli import main as entry_point
 from zipmoe.cli.main import main
 
 
@@ -208,19 +206,3 @@ def test_errors_of_the_system_are_one_line(
     assert (code, out) == (1, "")
     _assert_one_clear_error(err)
     assert "File name too long" in err
-
-
-def test_threads_of_torch_sleep_between_products_unless_a_person_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(entry_point, "main", lambda: 0)
-    for before, after in ((None, "passive"), ("active", "active")):
-        if before is None:
-            monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-        else:
-            monkeypatch.setenv("OMP_WAIT_POLICY", before)
-        with pytest.raises(SystemExit) as ended:
-            entry_point.console_script()
-        assert ended.value.code == 0
-        assert os.environ["OMP_WAIT_POLICY"] == after
-        monkeypatch.delenv("OMP_WAIT_POLICY")

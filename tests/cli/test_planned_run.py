@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from zipmoe import _native
 from zipmoe.cli.main import main
+from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.partition import PoolPlan
 from zipmoe.planning.trace import read_trace
 from zipmoe.profiling.kept_traces import kept_trace_path
@@ -101,7 +106,7 @@ def test_a_profile_of_an_earlier_version_is_named_and_not_planned_with(
     assert code == 0, err
     assert SINGLE_POOL in json.loads(out)["mode"]
     (line,) = [line for line in err.splitlines() if line.startswith("note: ")]
-    assert "is a device profile of version 2, this ZipMoE has version 3; measure again: zipmoe profile" in line
+    assert "is a device profile of version 2, this ZipMoE has version 4; measure again: zipmoe profile" in line
 
 
 @pytest.mark.usefixtures("measured")
@@ -153,6 +158,36 @@ def test_a_damaged_kept_trace_is_named_and_left_out(
         assert f"{str(kept)!r} is not used" in line
 
 
+def test_a_full_disk_costs_neither_the_plan_nor_the_measurement(
+    folder: Path,
+    measured_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    full_disk: Callable[[Path], None],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shutil.copytree(measured_cache, tmp_path / "cache")))
+    trace = tmp_path / "t.jsonl"
+    code, _, err = _run(capsys, "run", folder, "--memory", "8GB", *GENERATE, "--record-trace", trace)
+    assert code == 0, err
+    kept = kept_trace_path(PackedFolder.open(folder).manifest)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(b"what was kept before")
+    full_disk(kept.with_name(f"{os.getpid()}-{kept.name}"))
+    code, out, err = _run(capsys, "plan", folder, "--memory", "8GB", "--trace", trace, "--json")
+    assert code == 2
+    assert json.loads(out)["memory_bytes"] == 8_000_000_000
+    assert "the disk is full" in err.splitlines()[-2]
+    assert {path: path.read_bytes() for path in kept.parent.iterdir()} == {kept: b"what was kept before"}
+    profile = tmp_path / "profile.json"
+    full_disk(profile)
+    code, out, err = _run(capsys, "profile", folder, "--output", profile, "--seconds", 3, "--json")
+    assert code == 2
+    assert json.loads(out)["zipmoe_profile_report"]
+    assert err.splitlines()[-2].startswith(f"error: {str(profile)!r} cannot be written: the disk is full")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "t.jsonl"]
+
+
 @pytest.mark.usefixtures("measured")
 def test_from_pretrained_plans_when_asked_to(folder: Path) -> None:
     import zipmoe
@@ -163,6 +198,48 @@ def test_from_pretrained_plans_when_asked_to(folder: Path) -> None:
     default = zipmoe.load(folder, quantization_config=zipmoe.ZipMoEConfig(memory="8GB"))
     with default.zipmoe_engine:
         assert SINGLE_POOL in default.zipmoe_mode_line()
+
+
+@pytest.fixture
+def seven_reads(measured_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A kept profile that says how many reads at a time the disk wants; returns what the mode line calls it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shutil.copytree(measured_cache, tmp_path / "cache")))
+    (kept,) = [path for path in tmp_path.rglob("*.json") if not path.name.endswith(".report.json")]
+    profile = DeviceProfile.load(kept)
+    replace(profile, best_concurrent_reads={"threads": 7, "uring": 5}).save(kept)
+    return f"(measured best on {profile.measured_at:%Y-%m-%d %H:%M})"
+
+
+def test_a_kept_profile_chooses_the_number_of_reads(
+    folder: Path, seven_reads: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def mode(*options: object) -> str:
+        code, out, err = _run(capsys, "run", folder, "--memory", "8GB", "--pools", "none", *GENERATE, *options)
+        assert code == 0, err
+        line: str = json.loads(out)["mode"]
+        return line
+
+    if "direct reads" in (line := mode()):
+        assert f"direct reads with 7 threads {seven_reads};" in line
+    assert "reads with 3 threads;" in mode("--io-threads", 3)
+    assert "buffered reads with 4 threads (" in (line := mode("--io", "buffered"))
+    assert "measured best" not in line
+    if not _native.uring_refusal():
+        assert f"reads with io_uring, 5 blocks at a time {seven_reads}" in mode("--io-backend", "uring")
+        assert "reads with io_uring, 1 block at a time;" in mode("--io-backend", "uring", "--io-depth", 1)
+
+
+def test_a_stale_profile_chooses_no_number_of_reads(
+    folder: Path, seven_reads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import zipmoe
+    from zipmoe.profiling import measure
+
+    monkeypatch.setattr(measure, "__version__", "99.0")
+    model = zipmoe.load(folder, memory="8GB")
+    with model.zipmoe_engine:
+        assert "reads with 4 threads" in model.zipmoe_mode_line()
+        assert seven_reads not in model.zipmoe_mode_line()
 
 
 @pytest.mark.usefixtures("measured")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,55 @@ def test_recorded_trace_is_the_routing_of_plain_transformers(
     assert "exists already" in err
 
 
+def test_a_full_disk_ends_the_recording_with_one_line(
+    talking_packed: Path, tmp_path: Path, full_disk: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "routing.jsonl"
+    full_disk(path)
+    options = ["--memory", "8GB", "--prompt-ids", "5 6 7 8", "--max-new-tokens", 4, "--ignore-eos"]
+    code, _, err = _run(capsys, talking_packed, *options, "--record-trace", path)
+    assert code == 2
+    *_, error, hint = err.splitlines()
+    assert error == f"error: {str(path)!r} cannot be written: the disk is full; nothing of it was left there"
+    assert hint == "hint: free some space, or choose another place"
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_is_opened_and_checked_once(
+    talking_packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zipmoe.store.packed_folder import PackedFolder
+
+    opened = []
+    check = PackedFolder._check_files
+    monkeypatch.setattr(PackedFolder, "_check_files", lambda self: (opened.append(self.path), check(self)))
+    options = ["--memory", "8GB", "--prompt-ids", "5 6 7 8", "--max-new-tokens", 2, "--json"]
+    code, _, err = _run(capsys, talking_packed, *options)
+    assert code == 0, err
+    assert opened == [talking_packed]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--cpus", "5000", "cpus 5000: CPU 5000 is not among those that this process may use"),
+        ("--cpus", "some", "cpus 'some' is not a list of CPUs"),
+        ("--io-threads", 0, "io_threads must be at least 1"),
+        ("--io-depth", 4, "io_depth is of the backend uring"),
+    ],
+)
+def test_threads_and_reads_that_cannot_be(
+    talking_packed: Path, option: str, value: object, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = _run(capsys, talking_packed, "--memory", "8GB", "--prompt", "a", option, value)
+    assert (code, out) == (2, "")
+    error, *hints = err.splitlines()
+    assert error.startswith(f"error: {message}")
+    assert all(line.startswith("hint: ") for line in hints)
+    assert len(hints) <= 1
+
+
 def test_the_policy_is_chosen_by_name_and_changes_no_token(
     talking_packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +285,6 @@ def test_the_policy_is_chosen_by_name_and_changes_no_token(
         code, out, err = _run(capsys, talking_packed, *options, *chosen, *(["--pools", pools] if pools else []))
         assert code == 0, err
         value = json.loads(out)
-        assert value["mode"].endswith(f"; policy {policy or 'zipmoe'}")
+        assert f"; policy {policy or 'zipmoe'}" in value["mode"]
         outputs.append(value["tokens"])
     assert outputs == [outputs[0]] * 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -37,6 +37,7 @@ class Setting:
     limit: float = INFINITE
     limit_activated: bool = False
     up_offset: float = 0.0
+    rounds_between: bool = True
 
     def native(self) -> _native.GatedActivation:
         return _native.GatedActivation(
@@ -46,6 +47,7 @@ class Setting:
             limit=self.limit,
             limit_activated=self.limit_activated,
             up_offset=self.up_offset,
+            rounds_between=self.rounds_between,
         )
 
 
@@ -257,6 +259,33 @@ REFERENCES: dict[str, Callable[[float], float]] = {
     "relu2": lambda x: max(x, 0.0) ** 2,
     "identity": lambda x: x,
 }
+
+
+@pytest.mark.parametrize("label", SETTINGS)
+def test_evaluation_rounds_nothing(label: str) -> None:
+    """And so the function itself can be told: fp32 errors of the formula are far below a step of BF16."""
+    setting = SETTINGS[label]
+    values = words(8, 2 * 200, seed=6, deviation=2.0)
+    count = 400 if setting.layout == "none" else 200
+    found = np.empty((8, count), np.float32)
+    setting.native().evaluate(values, found)
+    expected = setting.reference(tensor(values).double()).numpy()
+    assert np.abs(found - expected).max() <= 2e-6 * np.abs(expected).max()
+    assert (np.abs(found - expected) <= 1e-4 * np.abs(expected) + 1e-7).all()
+
+
+@pytest.mark.parametrize("label", SETTINGS)
+def test_without_rounding_between_only_the_result_is_rounded(label: str) -> None:
+    setting = SETTINGS[label]
+    values = words(8, 2 * 200, seed=7, deviation=2.0)
+    count = 400 if setting.layout == "none" else 200
+    unrounded, once, between = (np.empty((8, count), dtype) for dtype in (np.float32, np.uint16, np.uint16))
+    setting.native().evaluate(values, unrounded)
+    replace(setting, rounds_between=False).native().apply(values, once)
+    setting.native().apply(values, between)
+    assert (once == fx3_gemv.round_to_bfloat16(unrounded)).all()
+    if setting.layout != "none" and label not in ("ReGLU", "bilinear"):  # of these f(gate) has no digits to lose
+        assert (once != between).any()
 
 
 @pytest.mark.parametrize("function", REFERENCES)

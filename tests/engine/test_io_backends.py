@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from packed_model import EXPERTS, GROUPS, PARAMETERS, PackedModel, build
 from zipmoe import _native
 from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.engine import Engine
+from zipmoe.engine.io_backend import MeasuredReads, ReadSettings, choose_reads
 from zipmoe.engine.pool_slots import PoolSlots
 from zipmoe.errors import CorruptRecordError, InvalidArgumentError, TruncatedShardError
 
@@ -79,6 +81,34 @@ def test_the_mode_line_names_threads(model: PackedModel, backend: str) -> None:
 def test_the_mode_line_names_io_uring(model: PackedModel) -> None:
     with model.engine(2, io_backend="uring") as engine:
         assert f"{engine._native.io_mode} reads with io_uring" in engine.mode_line("fast", "eager")
+
+
+def test_the_caller_comes_before_what_was_measured_and_that_before_the_default() -> None:
+    measured = MeasuredReads({"threads": 7}, "measured best")
+    assert choose_reads("auto") == ReadSettings("threads", 4)
+    assert choose_reads("auto", None, None, measured) == ReadSettings("threads", 7, origin="measured best")
+    assert choose_reads("threads", 3, None, measured) == ReadSettings("threads", 3)
+    assert choose_reads("threads", None, None, MeasuredReads()) == ReadSettings("threads", 4)
+    assert choose_reads("threads", None, None, MeasuredReads({"uring": 2}, "x")) == ReadSettings("threads", 4)
+    if not _REFUSAL:
+        uring = MeasuredReads({"uring": 2}, "measured best")
+        assert choose_reads("uring", None, None, measured) == ReadSettings("uring", depth=8)
+        assert choose_reads("uring", None, None, uring) == ReadSettings("uring", depth=2, origin="measured best")
+        assert choose_reads("uring", None, 4096, uring) == ReadSettings("uring", depth=4096)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("auto", None, 2), "io_depth is of the backend uring"),
+        (("auto", 0), "io_threads must be at least 1"),
+        (("uring", None, 0), "io_depth must be at least 1"),
+        (("uring", None, 4097), "io_depth must be at most 4096"),
+    ],
+)
+def test_numbers_of_reads_that_cannot_be(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        choose_reads(*arguments)
 
 
 def test_contradictions_and_a_backend_that_cannot_be_used_are_refused(

@@ -155,7 +155,7 @@ def test_pools_are_named_in_the_mode_line(packed: Any) -> None:
     line = model.zipmoe_mode_line()
     assert "pools F 0, C 1, S 2, E 0 of 6 experts per layer and 4 staged" in line
     assert "reads in cache_affinity order" in line
-    assert line.endswith("; policy zipmoe")
+    assert "; policy zipmoe" in line
     with pytest.raises(InvalidArgumentError, match="does not say how many experts"):
         zipmoe.ZipMoEConfig(pools="C=all")
 
@@ -164,7 +164,7 @@ def test_pools_are_named_in_the_mode_line(packed: Any) -> None:
 def test_the_policy_is_chosen_with_and_without_pools(packed: Any, pools: str | None) -> None:
     settings = zipmoe.ZipMoEConfig(memory="8GB", pools=pools, policy="lfuda")
     model = zipmoe.load(packed("mixtral", SEPARABLE[0], 2), quantization_config=settings)
-    assert model.zipmoe_mode_line().endswith("; policy lfuda")
+    assert "; policy lfuda" in model.zipmoe_mode_line()
     with pytest.raises(InvalidArgumentError, match=r"policy must be one of zipmoe, lru, .*, not 'oracle'"):
         zipmoe.ZipMoEConfig(policy="oracle")
     with pytest.raises(InvalidArgumentError, match="half-life"):

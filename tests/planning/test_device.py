@@ -59,7 +59,9 @@ def test_fingerprint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"zipmoe_device_profile": 2}, "is a device profile of version 2, this ZipMoE has version 3"),
+        ({"zipmoe_device_profile": 3}, "is a device profile of version 3, this ZipMoE has version 4"),
+        ({"best_concurrent_reads": {"threads": 0}}, "less than one read at a time"),
+        ({"best_concurrent_reads": {"threads": 2.5}}, "best_concurrent_reads are not integers"),
         ({"zipmoe_device_profile": None}, "is not a device profile"),
         ({"fused_bytes_per_second": {"fx3": [1e9, -1]}}, "must be positive"),
         ({"fused_bytes_per_second": {"fx3": [1e9, 1e9]}}, "other numbers of tokens"),

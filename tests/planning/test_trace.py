@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from zipmoe.errors import NotEnoughDiskError
 from zipmoe.planning.trace import (
     RoutingTrace,
     TraceError,
@@ -50,6 +52,38 @@ def test_a_step_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
             writer.append(1, [[0, 1, 2], [0]])
         writer.append(1, [[0, 1], [0]])
     assert [step.step for step in read_trace(path).steps] == [0]
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+@pytest.mark.parametrize("steps", [1, 2000], ids=["at the end", "on the way"])
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, name: str, steps: int, full_disk: Callable[[Path], None]
+) -> None:
+    path = tmp_path / name
+    full_disk(path)
+    with (
+        pytest.raises(NotEnoughDiskError, match=f"{name}' cannot be written: the disk is full"),
+        open_trace_writer(path, HEADER) as writer,
+    ):
+        for step in range(steps):
+            writer.append(2, [[step % 4], [step % 5, 5]])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as failed:
+        write_trace(tmp_path / "gone" / "trace.jsonl", TRACE)
+    assert failed.value.filename == str(tmp_path / "gone" / "trace.jsonl")
+
+
+def test_what_was_recorded_until_an_interruption_stays(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with pytest.raises(KeyboardInterrupt), open_trace_writer(path, HEADER) as writer:
+        writer.append(1, [[0, 1], [0]])
+        assert not path.exists()
+        raise KeyboardInterrupt
+    assert [step.step for step in read_trace(path).steps] == [0]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_activations() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -51,6 +51,37 @@ class FakeDisk:
 
     def open(self, paths: Sequence[str], mode: str, depth: int) -> FakeReader:
         return FakeReader(self, mode, depth)
+
+
+@dataclass
+class FakeEngineDisk:
+    """The same for records through the engine's reader, deepest by backend."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    bytes_per_second: float = 1e9
+    deepest: Mapping[str, int] = field(default_factory=lambda: {"threads": 4, "uring": 8})
+    error_number: int = 0
+    checksums: set[bool] = field(default_factory=set)
+
+    def open(self, paths: Sequence[str], backend: str, parallel: int) -> FakeEngineReader:
+        return FakeEngineReader(self, backend, parallel)
+
+
+@dataclass
+class FakeEngineReader:
+    disk: FakeEngineDisk
+    backend: str
+    parallel: int
+
+    def read(
+        self, places: Sequence[tuple[int, int]], length: int, memory: object, checksums: bool
+    ) -> tuple[float, int, int]:
+        self.disk.checksums.add(checksums)
+        seconds = (
+            len(places) * length / self.disk.bytes_per_second / min(self.parallel, self.disk.deepest[self.backend])
+        )
+        self.disk.clock.now += seconds
+        return seconds, len(places) * length, self.disk.error_number
 
 
 @dataclass

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
 import pytest
-from profiling_machine import FakeDisk
+from profiling_machine import FakeDisk, FakeEngineDisk
 
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.layer_costs import LayerCosts, TensorBytes
 from zipmoe.planning.partition import CodecCapabilities
-from zipmoe.profiling.device_constants import device_profile
+from zipmoe.profiling.device_constants import best_concurrent_reads, device_profile
 from zipmoe.profiling.execution_probes import TOKENS
 from zipmoe.profiling.fused_probes import FUSED_TOKENS
 from zipmoe.profiling.measure import SHARES, measure
@@ -64,6 +65,10 @@ def test_report_is_complete(measured: tuple[ProfileReport, object, bool]) -> Non
     report = measured[0]
     assert {read.mode for read in report.reads} >= {"buffered"}
     assert any(read.of_record for read in report.reads)
+    backends = {read.backend for read in report.engine_reads}
+    assert bool(backends) == (report.direct_refusal == "")
+    assert backends <= {"threads", "uring"}
+    assert device_profile(report).best_concurrent_reads.keys() <= backends
     assert all(read.bytes_read >= read.depth * read.block_bytes for read in report.reads)
     assert all(read.bytes_read % read.block_bytes == 0 for read in report.reads)
     assert {codec.key for codec in report.codecs if codec.of_folder} == {"zstd"}
@@ -103,7 +108,7 @@ def test_every_number_is_positive_and_lies_between_its_quartiles(
 def test_report_is_plain_json_that_survives_a_round_trip(measured: tuple[ProfileReport, object, bool]) -> None:
     value = measured[0].to_json()
     assert json.loads(json.dumps(value, allow_nan=False)) == value
-    assert value["zipmoe_profile_report"] == 3
+    assert value["zipmoe_profile_report"] == 4
     assert value["provenance"]["measured_at"].endswith("+00:00")
 
 
@@ -117,7 +122,7 @@ def test_device_profile_of_the_report(measured: tuple[ProfileReport, object, boo
         assert profile.execute_seconds_by_tokens[time.tokens - 1] == pytest.approx(time.seconds.median)
     assert profile.decompress_bytes_per_second.keys() == {c.key for c in report.codecs if c.separable}
     assert profile.decode_bytes_per_second.keys() == {c.key for c in report.codecs}
-    assert 0 < profile.dispatch_seconds < min(profile.execute_seconds_by_tokens)
+    assert profile.dispatch_seconds > 0
     assert set(profile.io_bytes_per_second) == {read.block_bytes for read in report.reads}
     assert profile.workers == report.workers
     assert profile.exponent_ratio["zstd"] == pytest.approx(
@@ -137,7 +142,9 @@ def test_the_planner_can_use_it(measured: tuple[ProfileReport, object, bool], zs
 
 def test_a_fused_codec_and_a_known_disk(fx3_folder: PackedFolder) -> None:
     disk = FakeDisk(bytes_per_second=2e9, deepest=2, refusal="the file system refuses direct I/O: Invalid argument")
-    report = measure(fx3_folder, SECONDS, open_reader=disk.open)
+    report = measure(fx3_folder, SECONDS, clock=_slow_clock, open_reader=disk.open)
+    assert report.engine_reads == ()
+    assert device_profile(report).best_concurrent_reads == {}
     assert {read.mode for read in report.reads} == {"buffered"}
     assert any("no direct reads here (the file system refuses" in note for note in report.notes)
     # The real clock sees no time pass on the fake disk, so only rates are known, not how many rounds there were.
@@ -156,6 +163,18 @@ def test_a_fused_codec_and_a_known_disk(fx3_folder: PackedFolder) -> None:
     assert all(size == pytest.approx(packed, rel=0.1) for (form, _), size in sizes.items() if form == "fx3")
     assert {codec: len(rates) for codec, rates in profile.fused_bytes_per_second.items()} == {"fx3": max(FUSED_TOKENS)}
     assert len(profile.unpacked_bytes_per_second) == max(FUSED_TOKENS)
+
+
+def test_a_disk_that_wants_more_or_fewer_reads_at_a_time(fx3_folder: PackedFolder) -> None:
+    disk, records = FakeDisk(bytes_per_second=1e9, deepest=8), FakeEngineDisk(deepest={"threads": 8, "uring": 2})
+    report = measure(fx3_folder, SECONDS, clock=_slow_clock, open_reader=disk.open, open_record_reader=records.open)
+    profile = device_profile(report)
+    assert profile.best_concurrent_reads["threads"] == 8
+    assert profile.best_concurrent_reads.get("uring", 2) == 2
+    # The planner counts with the rates that a run then gets: eight at a time.
+    assert list(profile.io_bytes_per_second.values()) == pytest.approx([8e9] * len(profile.io_bytes_per_second))
+    some = tuple(read for read in report.engine_reads if read.parallel != 4)
+    assert best_concurrent_reads(replace(report, engine_reads=some)) == {}
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.5, 1e9, float("nan")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from profiling_machine import HERE, here
 
-from zipmoe.errors import InvalidArgumentError
+from zipmoe.errors import InvalidArgumentError, NotEnoughDiskError
 from zipmoe.planning.device import DeviceProfileError, HostFingerprint
 from zipmoe.profiling.device_constants import device_profile
 from zipmoe.profiling.disk_identity import DiskIdentity
@@ -28,6 +29,7 @@ from zipmoe.profiling.profile_store import (
 )
 from zipmoe.profiling.report import (
     CodecRates,
+    EngineReadRate,
     ExecutionTime,
     ExpertShape,
     ExponentRatio,
@@ -45,6 +47,7 @@ def _sure(value: float) -> Estimate:
     return Estimate(value, value, value, 5)
 
 
+RECORD_RATES = {1: 1e9, 2: 2e9, 4: 3.99e9, 8: 4e9, 16: 3e9}
 REPORT = ProfileReport(
     folder="/models/packed",
     provenance=HERE,
@@ -60,6 +63,7 @@ REPORT = ProfileReport(
         for block, depths in ((MIB, (1, 2, 4, 8)), (16 * MIB, (1, 2)))
         for depth in depths
     ),
+    engine_reads=tuple(EngineReadRate("threads", number, _sure(rate)) for number, rate in RECORD_RATES.items()),
     latency_seconds={"direct": _sure(80e-6), "buffered": _sure(90e-6)},
     exponent_ratios=(ExponentRatio("up", 0.33, 0.32, 0.34),),
     codecs=(
@@ -95,9 +99,21 @@ def kept(cache_folder: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("which", ["profile", "report"])
+def test_a_full_disk_leaves_what_was_there(kept: Path, which: str, full_disk: Callable[[Path], None]) -> None:
+    before = {path.name: path.read_bytes() for path in kept.parent.iterdir()}
+    full_disk(kept if which == "profile" else report_path(kept))
+    later = replace(REPORT, provenance=here(measured_at=HERE.measured_at + timedelta(hours=1)))
+    with pytest.raises(NotEnoughDiskError, match=f"{kept.name}' cannot be written: the disk is full"):
+        save_profile(later, kept)
+    assert {path.name: path.read_bytes() for path in kept.parent.iterdir()} == before
+    assert load_profile(kept, HERE).doubts == ()
+
+
 def test_constants_come_from_the_right_numbers() -> None:
     profile = device_profile(REPORT)
     assert profile.io_bytes_per_second == {MIB: 4e9, 16 * MIB: 2e9}  # the engine's depth, or the nearest below
+    assert profile.best_concurrent_reads == {"threads": 4}
     assert profile.io_latency_seconds == 80e-6
     assert profile.decompress_bytes_per_second == {"zstd": 2e9}  # one worker
     assert profile.decode_bytes_per_second == {"zstd": 5e9, "fx3": 3e10}  # all workers, between products if measured
@@ -109,6 +125,18 @@ def test_constants_come_from_the_right_numbers() -> None:
     assert profile.execute_seconds_by_tokens == pytest.approx((1e-3, 1e-3, 2e-3, 3e-3))
     assert profile.execute_expert_bytes == 20000
     assert (profile.host, profile.measured_at, profile.workers) == (HERE.host, HERE.measured_at, 8)
+
+
+def test_rounds_that_were_far_apart_choose_no_number_of_reads() -> None:
+    def with_spread(spread: float) -> ProfileReport:
+        def apart(rate: Estimate) -> Estimate:
+            return replace(rate, low=rate.median * (1 - spread / 2), high=rate.median * (1 + spread / 2))
+
+        reads = tuple(replace(read, bytes_per_second=apart(read.bytes_per_second)) for read in REPORT.engine_reads)
+        return replace(REPORT, engine_reads=reads)
+
+    assert device_profile(with_spread(0.15)).best_concurrent_reads == {"threads": 4}
+    assert device_profile(with_spread(0.25)).best_concurrent_reads == {}
 
 
 FUSED = replace(

@@ -95,8 +95,6 @@ def plan_command(
         products,
     )
     plan = plan_for_budget(request, asked)
-    if trace not in (None, NO_TRACE) and routing is not None:
-        keep_trace(routing, opened.manifest)
     command = f"zipmoe run {folder} --memory {budget.total_bytes} --pools {_pools_option(plan)}"
     command += " --exact" if exact else ""
     if plot is not None:
@@ -115,6 +113,8 @@ def plan_command(
         _print_plan(plan, f"{device.name}, mode {mode}", asked=asked is not None)
         if plan.fits:
             talk(f"hint: {command}")
+    if trace not in (None, NO_TRACE) and routing is not None:
+        keep_trace(routing, opened.manifest)  # last: the plan has been seen even if the disk is full
 
 
 def _check_options(context_tokens: int | None, half_life: float, slots: str | None, pools: str | None) -> None:

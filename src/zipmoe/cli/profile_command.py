@@ -38,9 +38,9 @@ def profile_command(
             f"cannot read {str(error.filename or folder)!r}: {error.strerror}",
             hint="check the permissions of the folder",
         ) from error
-    save_profile(report, path)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
         print_tables(report)
+    save_profile(report, path)  # last: if the disk is full, the numbers have been seen all the same
     talk(f"profile written to {path} (all numbers: {report_path(path).name}) in {report.measured_seconds:.0f} s")

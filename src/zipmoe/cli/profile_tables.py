@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from zipmoe.profiling.device_constants import best_concurrent_reads
 from zipmoe.profiling.disk_probes import block_name
 
 if TYPE_CHECKING:
@@ -73,6 +74,23 @@ def _disk(console: Console, report: ProfileReport) -> None:
                     *(_giga(rates.get((block, of_record, depth))) for depth in depths),
                 ]
                 for block, of_record in blocks
+            ),
+        )
+    if report.engine_reads:
+        numbers = sorted({read.parallel for read in report.engine_reads})
+        rates_of = {(read.backend, read.parallel): read.bytes_per_second for read in report.engine_reads}
+        best = best_concurrent_reads(report)
+        _table(
+            console,
+            "records as the engine reads them, GB/s by backend and number of reads at a time; best: what a run takes",
+            ["backend", *(str(number) for number in numbers), "best"],
+            (
+                [
+                    backend,
+                    *(_giga(rates_of.get((backend, number))) for number in numbers),
+                    str(best.get(backend, NOT_MEASURED)),
+                ]
+                for backend in sorted({read.backend for read in report.engine_reads})
             ),
         )
     latencies = ", ".join(f"{mode} {_micro(latency)}" for mode, latency in report.latency_seconds.items())

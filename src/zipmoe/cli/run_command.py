@@ -88,18 +88,33 @@ def run_command(
             help="What reads from disk: threads, uring (io_uring) or auto, which is what measures best: threads"
         ),
     ] = "auto",
+    io_threads: Annotated[
+        int | None,
+        typer.Option(help="Threads that read [default: what zipmoe profile found best for this disk, else 4]"),
+    ] = None,
+    io_depth: Annotated[
+        int | None,
+        typer.Option(help="Blocks that io_uring reads at a time [default: what zipmoe profile found best, else 8]"),
+    ] = None,
+    cpus: Annotated[
+        str | None,
+        typer.Option(help="Keep all threads on these CPUs, e.g. 0-3,6 [default: those that the process may use]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
     from zipmoe.engine.cache_policy import checked_pair
-    from zipmoe.engine.io_backend import choose_io_backend
+    from zipmoe.engine.cpu_affinity import check_cpus, parse_cpus
+    from zipmoe.engine.io_backend import choose_reads
 
     _check_options(memory, prompt, prompt_ids, chat, max_new_tokens, temperature, top_p, seed, combine)
     if io_mode not in ("auto", "buffered"):
         from zipmoe.errors import InvalidArgumentError
 
         raise InvalidArgumentError(f"--io {io_mode!r} is unknown", hint="choose auto or buffered")
-    choose_io_backend(io_backend, None)
+    choose_reads(io_backend, io_threads, io_depth)
+    if cpus is not None:
+        check_cpus(parse_cpus(cpus))
     if record_trace is not None:
         _check_new_file(record_trace)
     ids = _parse_ids(prompt_ids) if prompt_ids is not None else None
@@ -108,7 +123,7 @@ def run_command(
 
     from zipmoe.store.packed_folder import PackedFolder
 
-    PackedFolder.open(folder)  # names what is wrong before Transformers is imported and the tokenizer read
+    opened = PackedFolder.open(folder)  # names what is wrong before Transformers is imported and the tokenizer read
     import torch
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
     from transformers import logging as transformers_logging
@@ -129,13 +144,16 @@ def run_command(
         mode="exact" if exact else None,
         context_tokens=inputs.shape[1] + max_new_tokens,
         io_mode=io_mode,
+        io_threads=io_threads,
+        io_depth=io_depth,
         io_backend=io_backend,
+        cpus=cpus,
         pools=_PLANNED if pools is None else pools,
         trace=trace,
         policy=policy,
         half_life_steps=half_life,
     )
-    model = zipmoe.load(folder, experts_implementation=combine, quantization_config=settings)
+    model = zipmoe.load(opened, experts_implementation=combine, quantization_config=settings)
     mode_line = model.zipmoe_mode_line()
     talk(mode_line)
     options = _generation_options(model, GenerationConfig, max_new_tokens, temperature, top_p, ignore_eos)

@@ -22,7 +22,7 @@ from zipmoe.engine.early_request import EarlyRequest
 from zipmoe.engine.exclusive_access import ExclusiveAccess
 from zipmoe.engine.expert_request import ExpertRequest
 from zipmoe.engine.fused_compute import FusedCompute
-from zipmoe.engine.io_backend import choose_io_backend
+from zipmoe.engine.io_backend import MeasuredReads, ReadSettings, choose_reads
 from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.mode_line import EngineMode
 from zipmoe.engine.option_checks import one_of, positive
@@ -35,8 +35,6 @@ from zipmoe.engine.statistics import Statistics
 from zipmoe.errors import BudgetExceededError, InvalidArgumentError, UnsupportedOperationError
 from zipmoe.store.packed_folder import PackedFolder
 
-DEFAULT_IO_THREADS = 4
-"""Chunks of 4 MiB in flight: enough for the disk's queue, and checksums run beside the reads."""
 DECODED_TENSORS = "decoded tensors in use"
 VERIFY_MODES = ("always", "first", "never")
 IO_MODES = ("auto", "buffered")
@@ -59,6 +57,8 @@ class Engine:
         *,
         verify: str = "always",
         io_threads: int | None = None,
+        io_depth: int | None = None,
+        measured_reads: MeasuredReads | None = None,
         decode_threads: int | None = None,
         io_mode: str = "auto",
         io_backend: str = "auto",
@@ -77,7 +77,8 @@ class Engine:
                 reservations and gives the rest to the expert pool.
             verify: when checksums of records are verified: ``"always"``, ``"first"`` (a record's first read) or
                 ``"never"``.
-            io_threads: threads that read; default 4. Of the backend ``"threads"``.
+            io_threads, io_depth: reads at a time of the backends ``"threads"`` and ``"uring"``; see ``choose_reads``.
+            measured_reads: their defaults.
             decode_threads: threads that decode, the caller included; default: the processors of this process.
             io_mode: ``"auto"`` (direct where possible) or ``"buffered"``.
             io_backend: ``"threads"``, ``"uring"`` (io_uring), or ``"auto"``: what measures best, which is threads.
@@ -107,12 +108,11 @@ class Engine:
         self.early = EarlyRequest(self)
         """The request to come, if it is known before its experts are needed."""
         self._decode_threads = positive("decode_threads", decode_threads, len(os.sched_getaffinity(0)))
-        self._io_threads = positive("io_threads", io_threads, DEFAULT_IO_THREADS)
         self._verify = one_of("verify", verify, VERIFY_MODES)
         self._instruction_set = instruction_set or _native.best_instruction_set()
         one_of("instruction_set", self._instruction_set, tuple(_native.instruction_sets()))
         one_of("io_mode", io_mode, IO_MODES)
-        io_backend = choose_io_backend(io_backend, io_threads)
+        self._reads = choose_reads(io_backend, io_threads, io_depth, measured_reads)
         settings = PoolSettings(pools) if isinstance(pools, PoolSlots) else pools
         if settings is not None:
             policy = settings.policy if policy is None else policy
@@ -140,7 +140,7 @@ class Engine:
             self._plan.reserve_fixed(budget, wanted, self._pools.itemise())
             budget.set_reservation(EXPERT_POOL, wanted)
         slots = self._plan.reserve(budget) if self._pools is None else []
-        self._native = self._open_native(slots, io_mode, io_backend)
+        self._native = self._open_native(slots, io_mode, self._reads)
         self._scratch, self._arena = self._map_memory()
         self._scratch_views: dict[tuple[int, int, int], torch.Tensor] = {}
         self._decoded = DecodedTensors(lambda count: self._set_reservation(DECODED_TENSORS, count))
@@ -164,7 +164,7 @@ class Engine:
             arena = torch.from_numpy(self._native.arena()) if self._pools else torch.empty(0, dtype=torch.uint16)
             return scratch, arena.view(torch.bfloat16)
 
-    def _open_native(self, slots: Sequence[int], io_mode: str, io_backend: str) -> _native.Engine:
+    def _open_native(self, slots: Sequence[int], io_mode: str, reads: ReadSettings) -> _native.Engine:
         class_of_record = [-1] * len(self._catalogue.records)
         for number, shape in enumerate(self._plan.size_classes):
             for group in shape.groups:
@@ -175,10 +175,11 @@ class Engine:
             return _native.Engine(
                 self._catalogue.table,
                 verify=self._verify,
-                io_threads=self._io_threads,
+                io_threads=reads.threads,
+                io_depth=reads.depth,
                 decode_threads=self._decode_threads,
                 io_mode=io_mode,
-                io_backend=io_backend,
+                io_backend=reads.backend,
                 instruction_set=self._instruction_set,
                 size_classes=[(shape.slot_bytes, count) for shape, count in shapes],
                 class_of_record=class_of_record,
@@ -437,9 +438,8 @@ class Engine:
             instruction_set=self._instruction_set,
             io_mode=self._native.io_mode,
             io_fallback_reason=self._native.fallback_reason,
-            io_backend=self._native.io_backend,
             uring_refusal=self._native.uring_refusal,
-            io_threads=self._io_threads,
+            reads=self._reads,
             decode_threads=self._decode_threads,
             verify=self._verify,
             budget_bytes=self.budget.total_bytes,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zipmoe.engine.byte_quantity import format_bytes
+from zipmoe.engine.io_backend import ReadSettings
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,9 @@ class EngineMode:
     """``"direct"`` or ``"buffered"``."""
     io_fallback_reason: str
     """Why reads are not direct; empty if they are."""
-    io_backend: str
-    """``"threads"`` or ``"uring"``."""
     uring_refusal: str
     """What of io_uring the kernel refused; else empty."""
-    io_threads: int
+    reads: ReadSettings
     decode_threads: int
     verify: str
     budget_bytes: int
@@ -43,9 +42,8 @@ class EngineMode:
             mode: numeric mode, ``"fast"`` or ``"exact"``.
             combine: order in which expert outputs are combined, e.g. ``"grouped_mm"``.
         """
-        how = "io_uring" if self.io_backend == "uring" else _count(self.io_threads, "thread")
         reasons = [reason for reason in (self.io_fallback_reason, self.uring_refusal) if reason]
-        reads = f"{self.io_mode} reads with {how}" + (f" ({', '.join(reasons)})" if reasons else "")
+        reads = f"{self.io_mode} reads with {self.reads.describe()}" + (f" ({', '.join(reasons)})" if reasons else "")
         parts = [
             f"zipmoe: codec {self.codec}",
             f"mode {mode} with {combine} combine",

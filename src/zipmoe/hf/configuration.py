@@ -7,6 +7,7 @@ caller, else by the environment (``ZIPMOE_MEMORY``, ``ZIPMOE_MODE``), else the d
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.engine.cache_policy import checked_pair
+from zipmoe.engine.cpu_affinity import parse_cpus
 from zipmoe.engine.engine import IO_MODES, VERIFY_MODES
 from zipmoe.engine.io_backend import IO_BACKENDS
 from zipmoe.engine.option_checks import one_of
@@ -21,6 +23,7 @@ from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.engine.rows_on_demand import EMBEDDING_PLACES
 from zipmoe.errors import InvalidArgumentError, ManifestError
 from zipmoe.store.manifest import FORMAT_VERSION
+from zipmoe.store.packed_folder import PackedFolder
 
 MODES = ("fast", "exact")
 PLANNED_POOLS = "plan"
@@ -34,8 +37,10 @@ _LOADING_ATTRIBUTES = (
     "verify",
     "io_mode",
     "io_threads",
+    "io_depth",
     "io_backend",
     "decode_threads",
+    "cpus",
     "pools",
     "trace",
     "policy",
@@ -57,9 +62,13 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         verify: when checksums of records are verified: ``"always"`` (each read), ``"first"`` or ``"never"``.
         io_mode: ``"auto"`` (reads past the page cache where the file system can) or ``"buffered"`` (through it; nothing
             is left behind there).
-        io_threads: threads that read from disk. Default: the engine's.
+        io_threads: threads that read from disk, of the backend ``"threads"``. Default: what ``zipmoe profile`` found
+            best for this folder's disk, else the engine's.
+        io_depth: blocks that io_uring reads at a time, of the backend ``"uring"``. Default: likewise.
         io_backend: ``"threads"``, ``"uring"`` (io_uring) or ``"auto"``, as the engine's.
         decode_threads: threads that decode. Default: the engine's.
+        cpus: CPUs that every thread of the process is kept on from loading on, torch's included, e.g. ``"0-3,6"`` or
+            ``[0, 1]``. Default: those that the process may use anyway.
         pools: experts per sparse layer that are kept decoded (F), compressed (C), with their SM-chunks only (S) and
             with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``; ``"plan"``:
             what the planner chooses for this budget with the kept profile of machine and folder. Default, and
@@ -92,8 +101,10 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         verify: str = "always",
         io_mode: str = "auto",
         io_threads: int | None = None,
+        io_depth: int | None = None,
         io_backend: str = "auto",
         decode_threads: int | None = None,
+        cpus: str | Sequence[int] | None = None,
         pools: str | PoolSlots | PoolSettings | None = None,
         trace: str | Path | None = None,
         policy: str | None = None,
@@ -124,8 +135,10 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.verify = one_of("verify", verify, VERIFY_MODES)
         self.io_mode = one_of("io_mode", io_mode, IO_MODES)
         self.io_threads = _positive("io_threads", io_threads)
+        self.io_depth = _positive("io_depth", io_depth)
         self.io_backend = one_of("io_backend", io_backend, IO_BACKENDS)
         self.decode_threads = _positive("decode_threads", decode_threads)
+        self.cpus = None if cpus is None else parse_cpus(cpus)
         self.pools = _parse_pools(pools)
         self.trace = trace
         if trace is not None and self.pools != PLANNED_POOLS:
@@ -137,12 +150,23 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if not isinstance(early_routing, bool):
             raise InvalidArgumentError(f"early_routing is {early_routing!r}", hint="give True or False")
         self.early_routing = early_routing
+        self.opened_folder: PackedFolder | None = None
         if mode is not None:
             one_of("mode", mode, MODES)
 
+    def open_folder(self, path: Path) -> PackedFolder:
+        """The packed folder at ``path``: what the caller has opened, if it is that, else opened and checked now.
+
+        Raises:
+            NotAPackedFolderError, PackedFolderError: as ``PackedFolder.open``.
+        """
+        opened, self.opened_folder = self.opened_folder, None
+        return opened if opened is not None and opened.path.samefile(path) else PackedFolder.open(path)
+
     def get_loading_attributes(self) -> dict[str, Any]:
         """What the caller chose; Transformers copies it over the folder's own configuration."""
-        return {name: getattr(self, name) for name in _LOADING_ATTRIBUTES}
+        chosen = {name: getattr(self, name) for name in _LOADING_ATTRIBUTES}
+        return chosen if self.opened_folder is None else chosen | {"opened_folder": self.opened_folder}
 
     def resolved_memory(self) -> str | int | None:
         """The budget: argument, else ``ZIPMOE_MEMORY``, else None (the engine's default)."""

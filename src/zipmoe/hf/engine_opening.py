@@ -18,6 +18,8 @@ from zipmoe.engine.pool_budget import tables_on_demand
 from zipmoe.engine.rows_on_demand import looked_up_matrices
 from zipmoe.hf.automatic_pools import automatic_pools
 from zipmoe.hf.configuration import ZipMoEConfig
+from zipmoe.hf.measured_reads import measured_reads
+from zipmoe.hf.thread_placement import place_threads
 from zipmoe.store.manifest import Manifest
 from zipmoe.store.packed_folder import PackedFolder
 
@@ -29,9 +31,11 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
     """Open the engine for ``model``, on the meta device, whose packed parameters have been replaced.
 
     Raises:
+        InvalidArgumentError: the process may not use the CPUs that were asked for.
         BudgetTooSmallError: the budget is below the floor, which the message itemises.
         PackedFolderError: a file or record of the folder is missing or damaged.
     """
+    place_threads(settings.cpus)
     pools = settings.pools
     notes: tuple[str, ...] = ()
     if isinstance(pools, str):
@@ -45,6 +49,8 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         verify=settings.verify,
         io_mode=settings.io_mode,
         io_threads=settings.io_threads,
+        io_depth=settings.io_depth,
+        measured_reads=measured_reads(folder, settings),
         io_backend=settings.io_backend,
         decode_threads=settings.decode_threads,
         policy=settings.policy,

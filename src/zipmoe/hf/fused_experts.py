@@ -86,5 +86,6 @@ def fused_experts(module: Any, hidden_states: torch.Tensor) -> FusedExperts | No
         return None
     network = vars(module).get("_zipmoe_network", _UNKNOWN)
     if network is _UNKNOWN:
-        network = module._zipmoe_network = native_network(module, source.group.parameters)
+        found = native_network(module, source.group.parameters)
+        network = module._zipmoe_network = None if isinstance(found, str) else found
     return None if network is None else FusedExperts(module, compute, network)

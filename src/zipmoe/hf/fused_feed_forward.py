@@ -9,8 +9,8 @@ from torch import nn
 
 from zipmoe import _native
 from zipmoe.engine.fused_compute import STEP_ROWS_MAX, FusedCompute
+from zipmoe.hf.activation_recognition import recognise_activation
 from zipmoe.hf.dynamic_class import dynamic_class
-from zipmoe.hf.expert_network import _recognise
 from zipmoe.hf.first_use import agrees
 from zipmoe.hf.packed_linear import PackedLinear
 from zipmoe.hf.quiet_modules import is_quiet
@@ -89,13 +89,13 @@ def fuse_feed_forward(module: Any) -> bool:
         return False
     if not all(isinstance(part, PackedLinear) and part.bias is None for part in parts):
         return False
-    activation = _recognise(_GatedUnit(module))
-    if activation is None:
+    formula = recognise_activation(_GatedUnit(module))
+    if formula is None:
         return False
     gate, up, down = (part._zipmoe_slot.engine.fused.projection(part._zipmoe_parameter, None) for part in parts)
     original = type(module)
     module.__class__ = dynamic_class(original.__name__, (FusedFeedForward, original), original)
-    module._zipmoe_network = _native.DenseNetwork(gate, up, down, activation)
+    module._zipmoe_network = _native.DenseNetwork(gate, up, down, formula.activation())
     module._zipmoe_parts = parts
     module._zipmoe_checked = False
     return True

@@ -12,10 +12,11 @@ from zipmoe.checkpoint.source import QUANT_METHOD
 from zipmoe.errors import InvalidArgumentError, NotAPackedFolderError
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.registration import register
+from zipmoe.store.packed_folder import PackedFolder
 
 
 def load(
-    folder: str | Path,
+    folder: str | Path | PackedFolder,
     memory: str | int | None = None,
     mode: str | None = None,
     experts_implementation: str | None = None,
@@ -24,7 +25,8 @@ def load(
     """Load a packed folder with the class that its config.json names.
 
     Args:
-        folder: packed folder, or name of a repository on the Hugging Face hub that holds one.
+        folder: packed folder, or name of a repository on the Hugging Face hub that holds one; if it has been opened,
+            and thereby checked, already, that is not done again.
         memory: budget for everything that the process keeps, e.g. ``"4GB"``; see ``ZipMoEConfig``.
         mode: ``"fast"`` (default) or ``"exact"``.
         experts_implementation: combine order, ``"grouped_mm"`` (default) or ``"eager"``.
@@ -48,6 +50,9 @@ def load(
             "memory and mode were given beside a quantization_config, which has its own",
             hint="give them to the ZipMoEConfig",
         )
+    if isinstance(folder, PackedFolder):
+        settings.opened_folder = folder
+        folder = folder.path
     config = _read_config(folder, from_pretrained_kwargs)
     if experts_implementation is not None:
         from_pretrained_kwargs["experts_implementation"] = experts_implementation

@@ -6,7 +6,7 @@ The loaded model (and every sub-model) gets a dynamic class: the same name and m
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -17,6 +17,7 @@ from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH, UNPACKED
 from zipmoe.engine.engine import Engine
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import combine_order, resolve_experts_implementation
+from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.engine_opening import WIDENED, widened_bytes
 from zipmoe.hf.engine_slot import refuse_copy, refuse_gradients
@@ -24,8 +25,9 @@ from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.lazy_weight import LazyWeight
 from zipmoe.hf.packed_module import PackedModule, require_exact_conversion
-from zipmoe.hf.packed_products import packed_products
+from zipmoe.hf.packed_products import why_experts_are_decoded
 from zipmoe.hf.saving import push_folder, save_packed_folder
+from zipmoe.hf.thread_placement import thread_notes
 from zipmoe.store.packed_folder import PackedFolder
 
 if TYPE_CHECKING:
@@ -122,11 +124,13 @@ class PackedModel(PackedSubModel):
     zipmoe_engine: Engine
     zipmoe_mode: str
     _zipmoe_folder: PackedFolder
+    _zipmoe_cpus: Sequence[int] | None
 
     def zipmoe_mode_line(self) -> str:
-        """What runs: codec, mode, combine order, instruction set, I/O backend, budget and pool."""
+        """What runs: codec, mode, combine order, instruction set, I/O backend, budget, pool and threads."""
         order = combine_order(self.config.get_text_config()._experts_implementation)
-        return self.zipmoe_engine.mode_line(self._what_runs(), order.value)
+        line = self.zipmoe_engine.mode_line(self._what_runs(), order.value)
+        return "; ".join([line, *thread_notes(self._zipmoe_cpus)])
 
     def _what_runs(self) -> str:
         """The numeric mode that was asked for, and what it runs where that is something else."""
@@ -136,8 +140,9 @@ class PackedModel(PackedSubModel):
             return "fast (computed as exact: nothing computes on this codec's packed form)"
         if self.dtype != torch.bfloat16:
             return f"fast (computed as exact: the kernels take BF16, not {str(self.dtype).removeprefix('torch.')})"
-        experts = packed_products(self, self._zipmoe_folder.manifest, "fast").experts
-        return f"fast ({self.zipmoe_engine.fused.what_runs()}{'' if experts else ', experts decoded'})"
+        reason = why_experts_are_decoded(self, self._zipmoe_folder.manifest)
+        decoded = f", experts decoded because {reason}" if reason else ""
+        return f"fast ({self.zipmoe_engine.fused.what_runs()}{decoded})"
 
     def dequantize(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises UnsupportedOperationError: the unpacked model is the original checkpoint."""
@@ -185,7 +190,7 @@ class PackedModel(PackedSubModel):
         return unpacked + sum(self.zipmoe_engine.budget.reserved(name) for name in (DENSE, SCRATCH, EXPERT_POOL))
 
 
-def guard_model(model: Any, folder: PackedFolder, engine: Engine, mode: str) -> None:
+def guard_model(model: Any, folder: PackedFolder, engine: Engine, settings: ZipMoEConfig) -> None:
     """Give ``model`` and its sub-models the methods of this file, and ``model`` its engine."""
     import transformers
 
@@ -194,8 +199,9 @@ def guard_model(model: Any, folder: PackedFolder, engine: Engine, mode: str) -> 
             _guard(module, PackedSubModel)
     _guard(model, PackedModel)
     model.zipmoe_engine = engine
-    model.zipmoe_mode = mode
+    model.zipmoe_mode = settings.resolved_mode()
     model._zipmoe_folder = folder
+    model._zipmoe_cpus = settings.cpus
 
 
 def _guard(model: Any, guards: type[PackedSubModel]) -> None:

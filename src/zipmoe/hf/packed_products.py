@@ -24,14 +24,21 @@ def packed_products(model: Any, manifest: Manifest, mode: str) -> PackedProducts
     """
     if mode != "fast" or not get_codec(manifest.codec.name).fused or model.config.dtype == torch.float32:
         return NO_PRODUCTS
+    return PackedProducts(experts=not why_experts_are_decoded(model, manifest), dense=True)
+
+
+def why_experts_are_decoded(model: Any, manifest: Manifest) -> str:
+    """Why kernels do not compute the experts, in the mode ``fast`` with a codec that has them; empty if they do."""
     modules = [module for module in model.modules() if is_interface_module(module)]
+    if not modules:
+        return "their family computes them in its own loop"
     positions = {name: position for position, name in enumerate(manifest.expert_groups[0].parameters)}
-    return PackedProducts(
-        experts=bool(modules) and all(_computes(model, module, positions) for module in modules), dense=True
-    )
-
-
-def _computes(model: Any, module: Any, positions: dict[str, int]) -> bool:
-    order = resolve_experts_implementation(model, module.config._experts_implementation)
-    with torch.device("cpu"):  # models are made where the default device is "meta"; the activation is tried on numbers
-        return order == CombineOrder.GROUPED_MM.value and native_network(module, positions) is not None
+    for module in modules:
+        order = resolve_experts_implementation(model, module.config._experts_implementation)
+        if order != CombineOrder.GROUPED_MM.value:
+            return "their outputs are combined in eager order"
+        with torch.device("cpu"):  # activations are tried on numbers; models are made where the default is "meta"
+            network = native_network(module, positions)
+        if isinstance(network, str):
+            return network
+    return ""

@@ -77,7 +77,8 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
         if not checkpoint_files:
             raise NotAPackedFolderError("a packed model can only be loaded from its folder, not from a state dict")
         resolve_all_experts_implementations(model)
-        self._folder = PackedFolder.open(_folder_with_manifest(Path(checkpoint_files[0]).parent, model))
+        folder = _folder_with_manifest(Path(checkpoint_files[0]).parent, model)
+        self._folder = self.quantization_config.open_folder(folder)
         packed = replace_packed_parameters(model, self._folder.manifest, self._slot)
         # Pairs of packed parameters are one matrix of the folder already.
         model.all_tied_weights_keys = {
@@ -105,7 +106,7 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
             # Packed weights are the weights: no model may take its numeric detours for quantised ones (jamba has one).
             if hasattr(module, "config") and hasattr(module.config, "_is_quantized"):
                 del module.config._is_quantized
-        guard_model(model, self._folder, self._slot.engine, self.quantization_config.resolved_mode())
+        guard_model(model, self._folder, self._slot.engine, self.quantization_config)
         watch_budget(model, self._slot.engine)
         if self._slot.engine.fused is not None and model.dtype == torch.bfloat16:
             fuse_steps(model)

@@ -22,7 +22,7 @@ import numpy as np
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.store.durable_files import write_json
 
-PROFILE_VERSION = 3
+PROFILE_VERSION = 4
 DEFAULT_MAXIMUM_AGE = timedelta(days=30)
 _VERSION_KEY = "zipmoe_device_profile"
 _MEASURE_HINT = "measure this machine: zipmoe profile"
@@ -123,6 +123,9 @@ class DeviceProfile:
     Entry t-1: on t tokens; on more tokens than entries, a product decodes first."""
     unpacked_bytes_per_second: tuple[float, ...] = ()
     """The same kernels on BF16, as the mode ``fast`` multiplies experts of the pool F; known if the above are."""
+    best_concurrent_reads: Mapping[str, int] = field(default_factory=dict)
+    """Per backend of the engine (``"threads"``, ``"uring"``): the fewest reads at a time that get experts from the disk
+    as fast as it can."""
 
     def __post_init__(self) -> None:
         rates = [
@@ -151,6 +154,8 @@ class DeviceProfile:
             raise DeviceProfileError(
                 f"device profile {self.name!r}: packed and BF16 weights were multiplied with other numbers of tokens"
             )
+        if not all(number >= 1 for number in self.best_concurrent_reads.values()):
+            raise DeviceProfileError(f"device profile {self.name!r}: less than one read at a time")
         if self.workers < 1:
             raise DeviceProfileError(f"device profile {self.name!r}: {self.workers} workers")
         if self.measured_at.tzinfo is None:
@@ -188,12 +193,16 @@ class DeviceProfile:
             doubts.append(f"it claims to come from the future ({self.measured_at.isoformat()})")
         return doubts
 
-    def save(self, path: Path) -> None:
-        """Write the profile as JSON; the file is complete or not there."""
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; what ``load`` reads."""
         value = asdict(self)
         value["measured_at"] = self.measured_at.isoformat()
         value["io_bytes_per_second"] = {str(block): rate for block, rate in self.io_bytes_per_second.items()}
-        write_json(path, {_VERSION_KEY: PROFILE_VERSION, **value})
+        return {_VERSION_KEY: PROFILE_VERSION, **value}
+
+    def save(self, path: Path) -> None:
+        """Write the profile as JSON; the file is complete or not there."""
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> DeviceProfile:
@@ -244,6 +253,9 @@ def _parsed(value: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("shared_cores is neither true nor false")
     for name in ("execute_seconds_by_tokens", "unpacked_bytes_per_second"):
         parsed[name] = tuple(float(entry) for entry in value[name])
+    numbers = value["best_concurrent_reads"]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers.values()):
+        raise ValueError("best_concurrent_reads are not integers")
     parsed["fused_bytes_per_second"] = {
         codec: tuple(float(rate) for rate in rates) for codec, rates in value["fused_bytes_per_second"].items()
     }

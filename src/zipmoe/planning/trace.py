@@ -21,9 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zipmoe.errors import InvalidArgumentError
+from zipmoe.store.durable_files import clear_write_errors, partial_path, publish
 
 TRACE_VERSION = 1
 _VERSION_KEY = "zipmoe_trace"
+_COMPRESSED = ".gz"
 
 
 class TraceError(InvalidArgumentError):
@@ -130,12 +132,15 @@ class RoutingTrace:
 class TraceWriter:
     """Appends steps to an open trace file; each line is complete when it is written."""
 
-    def __init__(self, file: IO[str], header: TraceHeader) -> None:
+    failed = False
+    """Whether a line could not be written: the file may end anywhere."""
+
+    def __init__(self, file: IO[str], header: TraceHeader, path: Path) -> None:
         self._file = file
         self._header = header
+        self._path = path
         self._next_step = 0
-        _write_line(
-            file,
+        self._write_line(
             {
                 _VERSION_KEY: TRACE_VERSION,
                 "model": header.model,
@@ -149,19 +154,48 @@ class TraceWriter:
 
         Raises:
             TraceError: the step does not fit the header.
+            NotEnoughDiskError: the disk is full.
         """
         ids = tuple(tuple(sorted({int(expert) for expert in layer})) for layer in layers)
         step = TraceStep(self._next_step, tokens, ids)
         step.check(self._header)
-        _write_line(self._file, {"step": step.step, "tokens": step.tokens, "layers": [list(layer) for layer in ids]})
+        self._write_line({"step": step.step, "tokens": step.tokens, "layers": [list(layer) for layer in ids]})
         self._next_step += 1
+
+    def _write_line(self, value: dict[str, Any]) -> None:
+        try:
+            with clear_write_errors(self._path):
+                self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+        except BaseException:
+            self.failed = True
+            raise
 
 
 @contextmanager
 def open_trace_writer(path: Path, header: TraceHeader) -> Iterator[TraceWriter]:
-    """Create ``path`` and write a trace to it step by step."""
-    with _open(path, "w") as file:
-        yield TraceWriter(file, header)
+    """Write a trace step by step; it gets its name at the end.
+
+    However the ``with`` block is left, all steps that were appended are kept, unless they cannot be written: then
+    nothing is there.
+
+    Raises:
+        NotEnoughDiskError: the disk is full.
+    """
+    temporary = partial_path(path)
+    with clear_write_errors(path):
+        file = _open(temporary, "w", compressed=path.suffix == _COMPRESSED)
+    writer: TraceWriter | None = None
+    try:
+        writer = TraceWriter(file, header, path)
+        yield writer
+    finally:
+        try:
+            with clear_write_errors(path):
+                file.close()
+                if writer is not None and not writer.failed:
+                    publish(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_trace(path: Path, trace: RoutingTrace) -> None:
@@ -207,7 +241,7 @@ def read_json_lines(path: Path) -> list[Any]:
     """
     values = []
     try:
-        with _open(path, "r") as file:
+        with _open(path, "r", compressed=path.suffix == _COMPRESSED) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     try:
@@ -219,14 +253,10 @@ def read_json_lines(path: Path) -> list[Any]:
     return values
 
 
-def _open(path: Path, mode: Literal["r", "w"]) -> IO[str]:
-    if path.suffix == ".gz":
+def _open(path: Path, mode: Literal["r", "w"], *, compressed: bool) -> IO[str]:
+    if compressed:
         return io.TextIOWrapper(gzip.GzipFile(path, f"{mode}b"), encoding="utf-8")
     return path.open(mode, encoding="utf-8")
-
-
-def _write_line(file: IO[str], value: dict[str, Any]) -> None:
-    file.write(json.dumps(value, separators=(",", ":")) + "\n")
 
 
 def _integer(value: object) -> int:

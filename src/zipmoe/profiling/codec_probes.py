@@ -19,6 +19,7 @@ from zipmoe import _native
 from zipmoe.codecs.registry import encode_level
 from zipmoe.profiling.expert_sample import SampleMatrix
 from zipmoe.profiling.operating_points import OperatingPoint
+from zipmoe.profiling.rounds import Probe
 from zipmoe.profiling.touched_memory import TouchedMemory
 from zipmoe.store.record_encoder import READABLE_TAIL_BYTES
 
@@ -114,7 +115,7 @@ def _scratch_bytes(encoded: Sequence[EncodedSample]) -> int:
 
 
 @dataclass
-class CodecProbe:
+class CodecProbe(Probe):
     """One step with one codec on some workers; unit: once through the whole sample."""
 
     step: str
@@ -122,8 +123,8 @@ class CodecProbe:
     key: str
     """Operating point; empty for recombination."""
     workers: int
-    work_per_unit: float
-    """Bytes of the sample: raw exponents for decompression, BF16 for the others."""
+    sample_bytes: float
+    """Raw exponents for decompression, BF16 for the others."""
     _run: Callable[[int], float]
 
     @property
@@ -134,14 +135,9 @@ class CodecProbe:
         )
 
     @property
-    def family(self) -> str:
-        """Alone: the steps' rates have nothing to do with each other."""
-        return self.label
-
-    @property
-    def least_units(self) -> int:
-        """One."""
-        return 1
+    def work_per_unit(self) -> float:
+        """Bytes of the sample."""
+        return self.sample_bytes
 
     def run(self, units: int) -> float:
         """Go through the sample ``units`` times."""

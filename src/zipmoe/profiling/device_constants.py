@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import platform
+import statistics
 from collections.abc import Mapping
 
 import numpy as np
 
 from zipmoe.codecs.registry import get_codec
+from zipmoe.engine.io_backend import DEFAULT_IO_THREADS
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.device import DeviceProfile
+from zipmoe.profiling.concurrent_read_probes import CONCURRENT_READS, STEADY_SPREAD, best_number
 from zipmoe.profiling.estimate import Estimate
 from zipmoe.profiling.fused_probes import FUSED_TOKENS, UNPACKED
 from zipmoe.profiling.report import ProfileReport, ReadRate
-
-ENGINE_QUEUE_DEPTH = 4
-"""Reads that the engine keeps under way."""
 
 
 def device_profile(report: ProfileReport) -> DeviceProfile:
     """The constants of ``report``'s machine, disk and experts.
 
-    Disk rates are those of direct reads (buffered ones where there are none) at the engine's queue depth; times for
+    Disk rates are those of direct reads (buffered ones where there are none) with as many at a time as the engine then
+    keeps under way; times for
     numbers of tokens between those measured are interpolated linearly. Experts are decoded and executed by the cores
     that were measured: they are shared.
 
@@ -57,11 +58,12 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
         raise InvalidArgumentError(
             f"the time was too short to measure {', '.join(missing)}", hint="give more with --seconds"
         )
+    concurrent = best_concurrent_reads(report)
     return DeviceProfile(
         name=platform.node() or "this machine",
         host=report.provenance.host,
         measured_at=report.provenance.measured_at,
-        io_bytes_per_second=disk_rates(reads),
+        io_bytes_per_second=disk_rates(reads, concurrent.get("threads", DEFAULT_IO_THREADS)),
         io_latency_seconds=report.latency_seconds[mode].median,
         decompress_bytes_per_second={
             codec.key: codec.decompress_bytes_per_second[1].median
@@ -89,15 +91,29 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
             form: fused_rates(report, form) for form in {time.form for time in report.fused} - {UNPACKED}
         },
         unpacked_bytes_per_second=fused_rates(report, UNPACKED),
+        best_concurrent_reads=concurrent,
     )
 
 
-def disk_rates(reads: list[ReadRate]) -> dict[int, float]:
+def best_concurrent_reads(report: ProfileReport) -> dict[str, int]:
+    """By backend; none for a backend of which some were left out for lack of time, or whose rounds were too far apart
+    to tell numbers of reads from each other: the engine's default is better than chance.
+    """
+    found = {}
+    for backend in sorted({read.backend for read in report.engine_reads}):
+        rates = {read.parallel: read.bytes_per_second for read in report.engine_reads if read.backend == backend}
+        steady = statistics.median(rate.spread for rate in rates.values()) <= STEADY_SPREAD
+        if steady and rates.keys() == set(CONCURRENT_READS):
+            found[backend] = best_number({number: rate.median for number, rate in rates.items()})
+    return found
+
+
+def disk_rates(reads: list[ReadRate], engine_depth: int) -> dict[int, float]:
     """Rate by block size: of the depths measured, the largest that is not above the engine's."""
     rates: dict[int, tuple[int, float]] = {}
     for read in reads:
         depth, _ = rates.get(read.block_bytes, (0, 0.0))
-        if depth < read.depth <= ENGINE_QUEUE_DEPTH:
+        if depth < read.depth <= engine_depth:
             rates[read.block_bytes] = read.depth, read.bytes_per_second.median
     return {block: rate for block, (_, rate) in sorted(rates.items())}
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from zipmoe import _native
 from zipmoe.errors import PackedFolderError, TruncatedShardError
 from zipmoe.profiling.read_places import BlockPlaces, Place, RecordFiles, RecordPlaces
+from zipmoe.profiling.rounds import Probe
 from zipmoe.store.manifest import ALIGNMENT_BYTES, Record
 
 BLOCK_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -80,7 +81,7 @@ class PageCache:
 
 
 @dataclass
-class ReadProbe:
+class ReadProbe(Probe):
     """Reads of one block length at one queue depth; unit: one read."""
 
     mode: str
@@ -133,7 +134,7 @@ class ReadProbe:
 
 
 @dataclass
-class LatencyProbe:
+class LatencyProbe(Probe):
     """Single reads of one page on an otherwise idle queue; unit: one read."""
 
     mode: str
@@ -149,16 +150,6 @@ class LatencyProbe:
     def label(self) -> str:
         """For people."""
         return f"latency of {self.mode} reads"
-
-    @property
-    def family(self) -> str:
-        """Alone."""
-        return self.label
-
-    @property
-    def work_per_unit(self) -> float:
-        """One read."""
-        return 1.0
 
     @property
     def least_units(self) -> int:

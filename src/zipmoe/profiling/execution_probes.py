@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zipmoe.profiling.rounds import Clock
+from zipmoe.profiling.rounds import Clock, Probe
 from zipmoe.profiling.touched_memory import TouchedMemory
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
@@ -115,16 +115,12 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
 
-class DispatchProbe:
+class DispatchProbe(Probe):
     """What a step pays for each of its many small torch operations and the Python around them; unit: those of a layer.
 
     They alternate with products, which are not timed: code and data of small operations lie in the caches only until
     weights have gone through them, and threads fall asleep meanwhile.
     """
-
-    label = "small torch operations"
-    family = label
-    least_units = 8
 
     def __init__(self, width: int, product: Callable[[], object], clock: Clock = time.perf_counter) -> None:
         """Make a layer whose hidden state has about ``width`` values.
@@ -140,7 +136,22 @@ class DispatchProbe:
         self._row = self._layer.row()
         with torch.no_grad(), _Count() as count:  # type: ignore[no-untyped-call]
             self._layer(self._row)
-        self.work_per_unit = float(count.operations)
+        self._operations = count.operations
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return "small torch operations"
+
+    @property
+    def work_per_unit(self) -> float:
+        """Operations of a layer."""
+        return float(self._operations)
+
+    @property
+    def least_units(self) -> int:
+        """A few."""
+        return 8
 
     def run(self, units: int) -> float:
         """Pass through the layer ``units`` times."""
@@ -154,7 +165,7 @@ class DispatchProbe:
         return total
 
 
-class ExecutionProbe:
+class ExecutionProbe(Probe):
     """One expert on some tokens; unit: one execution."""
 
     def __init__(
@@ -178,21 +189,6 @@ class ExecutionProbe:
     def label(self) -> str:
         """For people."""
         return f"execution of one expert on {self.tokens} {'token' if self.tokens == 1 else 'tokens'}"
-
-    @property
-    def family(self) -> str:
-        """Alone: torch changes kernels with the number of tokens."""
-        return self.label
-
-    @property
-    def work_per_unit(self) -> float:
-        """One execution."""
-        return 1.0
-
-    @property
-    def least_units(self) -> int:
-        """One."""
-        return 1
 
     def run(self, units: int) -> float:
         """Execute ``units`` experts."""

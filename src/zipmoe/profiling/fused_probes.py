@@ -17,7 +17,7 @@ from zipmoe import _native
 from zipmoe.engine.fused_compute import FUSED_ROWS_MAX
 from zipmoe.profiling.execution_probes import LEAST_WEIGHT_BYTES, ExpertWeights
 from zipmoe.profiling.expert_sample import ExpertKind, read_record
-from zipmoe.profiling.rounds import Clock
+from zipmoe.profiling.rounds import Clock, Probe
 from zipmoe.profiling.touched_memory import TouchedMemory
 from zipmoe.store.packed_folder import PackedFolder
 from zipmoe.store.record_encoder import READABLE_TAIL_BYTES
@@ -85,11 +85,8 @@ def _records(kind: ExpertKind) -> int:
     return min(len(kind.records), -(-LEAST_WEIGHT_BYTES // kind.record_bytes))
 
 
-class FusedProbe:
+class FusedProbe(Probe):
     """One expert on some tokens; unit: one execution."""
-
-    work_per_unit: float
-    least_units = 1
 
     def __init__(
         self,
@@ -102,9 +99,6 @@ class FusedProbe:
         """Make inputs and outputs; experts are computed in turn."""
         self.tokens = tokens
         self.weights = weights
-        self.work_per_unit = float(weights.expert_bytes)
-        self.label = f"{weights.form} as it lies on {tokens} {'token' if tokens == 1 else 'tokens'}"
-        self.family = self.label
         self._threads = threads
         self._clock = clock
         self._next = 0
@@ -118,6 +112,16 @@ class FusedProbe:
             for columns in sorted({columns for _, columns in shapes})
         }
         self._outputs = {rows: np.empty((tokens, rows), dtype=np.uint16) for rows, _ in shapes}
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.weights.form} as it lies on {self.tokens} {'token' if self.tokens == 1 else 'tokens'}"
+
+    @property
+    def work_per_unit(self) -> float:
+        """Bytes of an expert."""
+        return float(self.weights.expert_bytes)
 
     def run(self, units: int) -> float:
         """Execute ``units`` experts."""

@@ -14,6 +14,7 @@ from zipmoe.errors import ZipMoEError
 from zipmoe.planning.folder_plan import check_trace
 from zipmoe.planning.trace import RoutingTrace, read_trace, write_trace
 from zipmoe.profiling.profile_store import profiles_folder
+from zipmoe.store.durable_files import clear_write_errors
 from zipmoe.store.manifest import Manifest
 
 
@@ -38,9 +39,14 @@ def usable_kept_trace(manifest: Manifest, note: Callable[[str], None]) -> Routin
 
 
 def keep_trace(trace: RoutingTrace, manifest: Manifest) -> Path:
-    """Keep a trace for later runs of this model; the file is complete or not there."""
+    """Keep a trace for later runs of this model; the file is complete or not there.
+
+    Raises:
+        NotEnoughDiskError: the disk is full.
+    """
     path = kept_trace_path(manifest)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with clear_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{os.getpid()}-{path.name}")
     try:
         write_trace(written, trace)

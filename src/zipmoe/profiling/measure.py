@@ -25,6 +25,12 @@ from zipmoe.profiling.codec_probes import (
     codec_probes,
     encode_sample,
 )
+from zipmoe.profiling.concurrent_read_probes import (
+    ConcurrentReadProbe,
+    EngineReaderFactory,
+    concurrent_read_probes,
+    open_engine_reader,
+)
 from zipmoe.profiling.disk_identity import DiskIdentity, OtherLoad, disk_identity
 from zipmoe.profiling.disk_probes import (
     READ_MEMORY_BYTES,
@@ -56,6 +62,7 @@ from zipmoe.profiling.operating_points import OperatingPoint, operating_points
 from zipmoe.profiling.read_places import RecordFiles, record_files
 from zipmoe.profiling.report import (
     CodecRates,
+    EngineReadRate,
     ExecutionTime,
     ExpertShape,
     ExponentRatio,
@@ -150,6 +157,7 @@ def measure(
     progress: _OneProgress = lambda label, fraction: None,
     clock: Clock = time.perf_counter,
     open_reader: ReaderFactory = _native.TimedReads,
+    open_record_reader: EngineReaderFactory = open_engine_reader,
 ) -> ProfileReport:
     """Measure disk, codecs, memory and execution for this folder; writes nothing.
 
@@ -159,6 +167,7 @@ def measure(
         progress: told what is being measured, and the fraction of the time that has passed.
         clock: seconds, for budgets (tests pass one of their own).
         open_reader: opens readers for the disk probes (tests pass one of their own).
+        open_record_reader: the same for records through the engine's reader.
 
     Raises:
         InvalidArgumentError: ``seconds`` is out of range.
@@ -180,8 +189,12 @@ def measure(
     files = record_files(folder.path, manifest.records())
     memory = TouchedMemory(_memory_bytes(kind, encoded, sample, workers))
     load = OtherLoad()
-    disk = disk_probes(files, kind.records, kind.record_bytes, memory.take(READ_MEMORY_BYTES), open_reader)
-    reads = schedule.stage("disk", disk.reads)
+    read_memory = memory.take(READ_MEMORY_BYTES)
+    disk = disk_probes(files, kind.records, kind.record_bytes, read_memory, open_reader)
+    records: list[ConcurrentReadProbe] = []
+    if not disk.direct_refusal:
+        records = concurrent_read_probes(files, kind.records, kind.record_bytes, read_memory, open_record_reader)
+    reads, record_reads = schedule.stage("disk", [*disk.reads, *records]).split(len(disk.reads))
     schedule.stage("latency", disk.latencies)
     memory.clear()
     codecs = codec_probes(encoded, sample, counts, memory)
@@ -208,6 +221,11 @@ def measure(
         other_cores_busy=busy,
         direct_refusal=disk.direct_refusal,
         reads=_read_rates(disk.reads, reads),
+        engine_reads=tuple(
+            EngineReadRate(probe.backend, probe.parallel, found.rate())
+            for probe, found in zip(records, record_reads.samples, strict=True)
+            if found is not None
+        ),
         latency_seconds=_latencies(disk.latencies),
         exponent_ratios=exponent_ratios(kind),
         codecs=_codec_rates(encoded, codecs, codec_results),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zipmoe import _native
+from zipmoe.profiling.rounds import Probe
 
 MEMORY_BYTES = 128 << 20
 """Gone through from end to end; must be more than the caches."""
@@ -17,7 +18,7 @@ _NATIVE_UNIT_BYTES = 1 << 20
 
 
 @dataclass
-class MemoryProbe:
+class MemoryProbe(Probe):
     """Passes over memory; unit: 16 MiB of the buffer (or what there is), each run going on where the last one ended."""
 
     step: str
@@ -41,11 +42,6 @@ class MemoryProbe:
     def work_per_unit(self) -> float:
         """Bytes read, or bytes copied (each is read once and written once)."""
         return float(self._unit_bytes)
-
-    @property
-    def least_units(self) -> int:
-        """One."""
-        return 1
 
     def run(self, units: int) -> float:
         """Read or copy ``units`` pieces, the end of the buffer being followed by its beginning."""

@@ -22,7 +22,7 @@ from zipmoe.planning.device import DEFAULT_MAXIMUM_AGE, DeviceProfile, DevicePro
 from zipmoe.profiling.device_constants import device_profile
 from zipmoe.profiling.disk_identity import DiskIdentity
 from zipmoe.profiling.report import REPORT_VERSION, VERSION_KEY, ProfileReport, Provenance
-from zipmoe.store.durable_files import write_json
+from zipmoe.store.durable_files import clear_write_errors, write_json_together
 from zipmoe.store.packed_folder import PackedFolder
 
 REPORT_SUFFIX = ".report.json"
@@ -71,15 +71,16 @@ def check_destination(path: Path, folder: Path) -> None:
 
 
 def save_profile(report: ProfileReport, path: Path) -> DeviceProfile:
-    """Derive the profile, and write report and profile; each is complete or not there.
+    """Derive the profile, and write report and profile; both are complete, or what was there before stays.
 
     Raises:
         InvalidArgumentError: too much was left out for lack of time.
+        NotEnoughDiskError: the disk is full.
     """
     profile = device_profile(report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(report_path(path), report.to_json())
-    profile.save(path)
+    with clear_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_together({report_path(path): report.to_json(), path: profile.to_json()})
     return profile
 
 

@@ -11,7 +11,7 @@ from zipmoe.planning.device import HostFingerprint
 from zipmoe.profiling.disk_identity import DiskIdentity
 from zipmoe.profiling.estimate import Estimate
 
-REPORT_VERSION = 3
+REPORT_VERSION = 4
 VERSION_KEY = "zipmoe_profile_report"
 
 
@@ -57,6 +57,17 @@ class ReadRate:
     bytes_per_second: Estimate
     bytes_read: int
     """In all rounds."""
+
+
+@dataclass(frozen=True)
+class EngineReadRate:
+    """Experts' records through the engine's reader."""
+
+    backend: str
+    """``"threads"`` or ``"uring"``."""
+    parallel: int
+    """Reads at a time."""
+    bytes_per_second: Estimate
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,8 @@ class ProfileReport:
     direct_refusal: str
     """Why there are no direct reads; empty if there are."""
     reads: tuple[ReadRate, ...]
+    engine_reads: tuple[EngineReadRate, ...]
+    """Empty where there are no direct reads."""
     latency_seconds: Mapping[str, Estimate]
     """Of one 4 KiB read, by mode."""
     exponent_ratios: tuple[ExponentRatio, ...]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from zipmoe.profiling.estimate import Estimate
 
@@ -22,32 +22,34 @@ Advance = Callable[[str, float], None]
 """Told the name of what is being measured and the seconds that passed since the last call."""
 
 
-class Probe(Protocol):
+class Probe(ABC):
     """Something that can be done any number of times, and says how long that took."""
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """For people."""
-        ...
 
     @property
     def family(self) -> str:
-        """Probes of one family work at comparable rates: the first ones tell whether a large one is affordable."""
-        ...
+        """Probes of one family work at comparable rates: the first ones tell whether a large one is affordable. By
+        default a probe is alone.
+        """
+        return self.label
 
     @property
     def work_per_unit(self) -> float:
         """Bytes (or executions) of one unit."""
-        ...
+        return 1.0
 
     @property
     def least_units(self) -> int:
         """Units that a run must have to mean anything, such as one per read under way."""
-        ...
+        return 1
 
+    @abstractmethod
     def run(self, units: int) -> float:
         """Do it ``units`` times; returns seconds of the work alone."""
-        ...
 
 
 @dataclass
@@ -83,6 +85,10 @@ class RoundResults:
     samples: tuple[Samples | None, ...]
     left_out: tuple[str, ...]
     """Labels of the probes that did not fit into their share."""
+
+    def split(self, count: int) -> tuple[RoundResults, RoundResults]:
+        """Those of the first ``count`` probes, and those of the others; what was left out stays with the first."""
+        return RoundResults(self.samples[:count], self.left_out), RoundResults(self.samples[count:], ())
 
 
 @dataclass

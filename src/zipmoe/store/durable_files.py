@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from zipmoe.errors import NotEnoughDiskError
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -55,5 +58,36 @@ def durable_writer(path: Path) -> Iterator[IO[bytes]]:
 def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
     """Write ``value`` as JSON, durably and atomically; escaped, because names of files need not be valid Unicode."""
     with durable_writer(path) as file:
-        file.write(json.dumps(value, indent=indent).encode())
-        file.write(b"\n")
+        file.write(_encoded(value, indent))
+
+
+def write_json_together(values: Mapping[Path, Any]) -> None:
+    """Write several files as ``write_json`` does: none gets its name before all are on the device."""
+    with ExitStack() as stack:
+        for path, value in values.items():
+            file = stack.enter_context(durable_writer(path))
+            file.write(_encoded(value, 2))
+            flush_to_device(file)
+
+
+def _encoded(value: Any, indent: int | None) -> bytes:
+    return json.dumps(value, indent=indent).encode() + b"\n"
+
+
+@contextmanager
+def clear_write_errors(path: Path) -> Iterator[None]:
+    """Around everything that writes ``path``, and nothing else: errors of the system then say which file it was.
+
+    Raises:
+        NotEnoughDiskError: the disk is full, or the user's share of it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NotEnoughDiskError(
+                f"{str(path)!r} cannot be written: the disk is full; nothing of it was left there",
+                hint="free some space, or choose another place",
+            ) from error
+        error.filename = str(path)
+        raise
