@@ -235,6 +235,8 @@ def test_the_policy_is_chosen_by_name_and_changes_no_token(
         code, out, err = _run(capsys, talking_packed, *options, *chosen, *(["--pools", pools] if pools else []))
         assert code == 0, err
         value = json.loads(out)
-        assert value["mode"].endswith(f"; policy {policy or 'zipmoe'}")
+        assert value["mode"].endswith(f"; policy {policy or 'auto, now zipmoe with a half-life of 16 steps'}")
+        assert value["statistics"]["policy"].startswith(policy or "zipmoe with a half-life of 16 steps")
+        assert value["statistics"]["policy_changes"] == 0
         outputs.append(value["tokens"])
     assert outputs == [outputs[0]] * 4
