@@ -127,7 +127,7 @@ def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.Captu
         (["--memory", "8GB", "--prompt", "a", "--io-backend", "pigeon"], "io_backend must be one of auto"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=all"], "'C=all' does not say"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=1,S=1"], "records have no parts"),
-        (["--memory", "8GB", "--prompt", "a", "--policy", "oracle"], "policy must be one of zipmoe, lru, lfu"),
+        (["--memory", "8GB", "--prompt", "a", "--policy", "oracle"], "policy must be one of auto, zipmoe, lru"),
         (["--memory", "8GB", "--prompt", "a", "--half-life", "0"], "above 0 steps"),
         (["--memory", "8GB", "--prompt", "a", "--policy", "lru", "--half-life", "8"], "'lru' has no half-life"),
     ],

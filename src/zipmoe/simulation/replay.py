@@ -160,7 +160,7 @@ def replay(
         plans: slots of every layer's pools; one plan for all or one for each.
         costs: constants of a layer's work on the machine; ``costs.shards`` 0 is a codec without chunks.
         expert: bytes of an expert in each state.
-        settings: policy; None: the paper's with defaults.
+        settings: policy; None: the default.
         warm_up_steps: first steps, which fill the pools and are not counted.
         other_seconds: time of a step outside of the experts, during which the disk and the workers are idle.
         order: ``cache_affinity`` or ``fifo``.
