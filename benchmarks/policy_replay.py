@@ -10,7 +10,7 @@ The cost of the replay is the processor time of a request under `auto` beyond th
 
 Run: python benchmarks/policy_replay.py --traces DIR
 
-It can be run in parts (--only, --shares): results of other parts are kept in the JSON.
+It can be run in parts (--only, --shares, --arrangements): results of other parts are kept in the JSON.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ FIXED = (
 )
 SHARES = (0.05, 0.125, 0.25, 0.5, 0.75)
 FORMER_DEFAULT = "zipmoe 16"
+ARRANGEMENTS = ("single pool", "pool per layer", "F, C, S, E", "single pool, shifted")
 WHOLE_RECORDS = (0.0, 0.0, 0.0, 0.0, 1.0)
 TIMING_ROUNDS = 3
 
@@ -244,12 +245,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_replay_options(parser)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="memory as shares of all experts")
+    parser.add_argument("--arrangements", nargs="+", choices=ARRANGEMENTS, default=ARRANGEMENTS, metavar="NAME")
     add_result_options(parser, "policy_replay")
     arguments = parser.parse_args()
     device = chosen_devices(arguments)[0]
     traces = chosen_traces(arguments)
     results: dict[str, dict[str, Any]] = earlier_results(arguments.json, "results")
-    cases = [(trace, *case) for trace in traces for case in cases_of(trace, device, arguments.shares)]
+    cases = [
+        (trace, *case)
+        for trace in traces
+        for case in cases_of(trace, device, arguments.shares)
+        if case[0] in arguments.arrangements
+    ]
     with task_progress("replays", len(cases)) as tasks:
         for trace, arrangement, share, compute in cases:
             which = {"model": trace.header.model, "arrangement": arrangement, "share": share}
