@@ -24,6 +24,7 @@
 
 #include "bindings/engine_arrays.hpp"
 #include "bindings/module.hpp"
+#include "bindings/policy_candidates.hpp"
 #include "bindings/process_bound_engine.hpp"
 #include "compute/expert_terms.hpp"
 #include "runtime/engine.hpp"
@@ -101,8 +102,10 @@ void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::
                  const std::string& instruction_set, const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
                  const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes,
                  const std::string& policy, double half_life_steps, uint32_t requests_per_step, uint64_t seed,
-                 const std::optional<PoolsTuple>& pools, std::vector<uint32_t> rows_on_demand) {
+                 const std::optional<PoolsTuple>& pools, std::vector<uint32_t> rows_on_demand,
+                 const CandidatePairs& candidates) {
   EngineOptions options;
+  if (!candidates.empty()) options.policy_replay.emplace().candidates = policy_candidates(candidates);
   options.rows_on_demand = std::move(rows_on_demand);
   options.verify = parse_verify_mode(verify);
   options.decode_threads = decode_threads;
@@ -304,6 +307,7 @@ nb::dict counters(const ProcessBoundEngine& self) {
   result["sign_mantissa_hits"] = counted.by_residency[static_cast<size_t>(Residency::sign_mantissa)];
   result["exponent_hits"] = counted.by_residency[static_cast<size_t>(Residency::exponent)];
   result["promotions"] = counted.promotions;
+  result["policy_changes"] = counted.policy_changes;
   result["demotions"] = counted.demotions;
   const bool separable = self.get().separable();
   result["exponent_read_bytes"] = separable ? counted.part_read_bytes[0] : 0;
@@ -387,12 +391,14 @@ void bind_engine(nb::module_& module) {
            "scratch_bytes"_a, "policy"_a = EngineOptions{}.eviction_policy,
            "half_life_steps"_a = PolicyParameters{}.half_life_steps,
            "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
-           "pools"_a = nb::none(), "rows_on_demand"_a = std::vector<uint32_t>(),
+           "pools"_a = nb::none(), "rows_on_demand"_a = std::vector<uint32_t>(), "candidates"_a = CandidatePairs(),
            "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "
            "classes: (classes: (F slot bytes, slot bytes of each part, staged experts, bytes and number of buffers for "
            "decompressed exponents), groups: (class, records, slots of F, C, S, E), tolerance of ranks or None, order "
            "of "
-           "reads). rows_on_demand: dense records whose rows are read when they are looked up.")
+           "reads). rows_on_demand: dense records whose rows are read when they are looked up. candidates: policies "
+           "with "
+           "their half-lives of which a replay chooses while the engine works, instead of policy and half-life.")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
       .def(
           "begin_request",
@@ -453,6 +459,8 @@ void bind_engine(nb::module_& module) {
           "resident", [](const ProcessBoundEngine& self, uint32_t record) { return self.get().resident(record); },
           "record"_a)
       .def("counters", &counters)
+      .def(
+          "policy", [](const ProcessBoundEngine& self) { return self.get().policy(); }, "The one in force, in words.")
       .def_prop_ro("size_classes", &size_classes)
       .def_prop_ro("fixed_bytes", [](const ProcessBoundEngine& self) { return self.get().fixed_bytes(); })
       .def_prop_ro("pool_bytes", [](const ProcessBoundEngine& self) { return self.get().pool_bytes(); })

@@ -17,6 +17,7 @@ class ActivationCounts {
   // Grows with the decayed count and orders records alike at whatever step it is looked at: decay multiplies all
   // counts by the same factor. (Logarithm of the count as of step 0, so that nothing overflows.)
   double weight(RecordIndex record) const { return weights_.at(record); }
+  uint32_t records() const { return static_cast<uint32_t>(weights_.size()); }
   // Records with a larger decayed count.
   uint32_t rank(RecordIndex record) const;
 

@@ -41,6 +41,9 @@ class EvictionPolicy {
   virtual std::optional<uint32_t> rank(RecordIndex /*record*/) const { return std::nullopt; }
   // Whether a use makes a record more worth keeping.
   virtual bool values_use() const { return true; }
+  // A policy with the same memory of past requests, for a pool that holds these records and no others: what it is to go
+  // on with where another one has ruled. `residents`: from the longest unused to the most recently used.
+  virtual std::unique_ptr<EvictionPolicy> holding(std::span<const RecordIndex> residents) const = 0;
 };
 
 // Names that make_eviction_policy knows.

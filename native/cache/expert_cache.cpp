@@ -142,6 +142,10 @@ void ExpertCache::used(RecordIndex record) {
   pools_[found.size_class].policy->used(record);
 }
 
+void ExpertCache::adopt(uint32_t size_class, std::unique_ptr<EvictionPolicy> policy) {
+  pools_.at(size_class).policy = std::move(policy);
+}
+
 void ExpertCache::resize(uint32_t size_class, uint32_t slots) {
   SizeClass& shape = classes_.at(size_class);
   Pool& pool = pools_[size_class];

@@ -49,6 +49,10 @@ class ExpertCache {
   void unpin(RecordIndex record);
   void used(RecordIndex record);
 
+  // From now on this policy decides about a class. It must hold exactly the class's resident records
+  // (EvictionPolicy::holding): nothing moves. Between requests.
+  void adopt(uint32_t size_class, std::unique_ptr<EvictionPolicy> policy);
+
   // Changes the number of slots of a class between requests (nothing may be pinned). Shrinking keeps the records that
   // the policy would keep and gives the memory back.
   void resize(uint32_t size_class, uint32_t slots);

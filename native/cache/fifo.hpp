@@ -15,6 +15,11 @@ class FirstInFirstOut final : public EvictionPolicy {
   void removed(RecordIndex record) override { order_.remove(record); }
   std::optional<RecordIndex> victim(const Predicate& evictable) override { return order_.first(evictable); }
   bool values_use() const override { return false; }
+  std::unique_ptr<EvictionPolicy> holding(std::span<const RecordIndex> residents) const override {
+    auto policy = std::make_unique<FirstInFirstOut>(*this);
+    policy->order_.hold(residents);  // those that it did not hold count as admitted after the others, in their order
+    return policy;
+  }
 
  private:
   EvictionOrder order_;  // equal priorities: the order of admission

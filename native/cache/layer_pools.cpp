@@ -76,7 +76,9 @@ std::vector<Transition> LayerPools::resize(const PoolSlots& slots) {
 }
 
 Residency LayerPools::destination(uint32_t expert, Residency first) const {
-  const std::optional<uint32_t> rank = policy_->rank(expert);
+  // Ranks end below the number of experts: with a tolerance of all of them none need be counted.
+  const bool limited = tolerance_ < options_.experts;
+  const std::optional<uint32_t> rank = limited ? policy_->rank(expert) : std::nullopt;
   double threshold = tolerance_;
   for (Residency pool = Residency::full; pool != Residency::miss; pool = next_pool(pool)) {
     threshold += options_.slots[pool];
@@ -117,9 +119,16 @@ void LayerPools::settle(uint32_t expert, Residency to, bool just_executed) {
   while (to != Residency::miss && occupied_[to] >= options_.slots[to]) {
     const Residency below = reachable_destination(expert, to, just_executed);
     const bool competes = !just_executed || below != Residency::miss;
-    const std::optional<RecordIndex> victim = policy_->victim([&](RecordIndex candidate) {
-      if (candidate == expert) return competes;
-      return residency_[candidate] == to && !requested_[candidate];
+    const struct {
+      const LayerPools& pools;
+      uint32_t expert;
+      bool competes;
+      Residency pool;
+    } wanted{*this, expert, competes, to};
+    // One reference is small enough for the predicate not to allocate.
+    const std::optional<RecordIndex> victim = policy_->victim([&wanted](RecordIndex candidate) {
+      if (candidate == wanted.expert) return wanted.competes;
+      return wanted.pools.residency_[candidate] == wanted.pool && !wanted.pools.requested_[candidate];
     });
     if (victim && *victim != expert) {
       settle(*victim, reachable_destination(*victim, to, false), false);

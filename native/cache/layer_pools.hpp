@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cache/eviction_policy.hpp"
@@ -68,6 +69,11 @@ class LayerPools {
   void correct(uint32_t expert, Residency actual);
   // Other numbers of slots, between requests: the moves that make room.
   std::vector<Transition> resize(const PoolSlots& slots);
+
+  // From now on this policy decides. It must hold exactly the experts that are in memory (EvictionPolicy::holding):
+  // nothing moves.
+  void adopt(std::unique_ptr<EvictionPolicy> policy) { policy_ = std::move(policy); }
+  const EvictionPolicy& policy() const { return *policy_; }
 
   Residency residency(uint32_t expert) const { return residency_.at(expert); }
   const PoolOptions& options() const { return options_; }

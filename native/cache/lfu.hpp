@@ -18,6 +18,7 @@ class LeastFrequentlyUsed final : public EvictionPolicy {
   void used(RecordIndex record) override { order_.touch(record, counts_.at(record)); }
   void removed(RecordIndex record) override { order_.remove(record); }
   std::optional<RecordIndex> victim(const Predicate& evictable) override { return order_.first(evictable); }
+  std::unique_ptr<EvictionPolicy> holding(std::span<const RecordIndex> residents) const override;
 
  private:
   std::vector<double> counts_;  // whole numbers

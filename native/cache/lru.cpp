@@ -30,6 +30,12 @@ void LeastRecentlyUsed::used(RecordIndex record) {
 
 void LeastRecentlyUsed::removed(RecordIndex record) { unlink(record); }
 
+std::unique_ptr<EvictionPolicy> LeastRecentlyUsed::holding(std::span<const RecordIndex> residents) const {
+  auto policy = std::make_unique<LeastRecentlyUsed>(sentinel_);
+  for (const RecordIndex record : residents) policy->admitted(record);
+  return policy;
+}
+
 std::optional<RecordIndex> LeastRecentlyUsed::victim(const Predicate& evictable) {
   for (RecordIndex record = links_[sentinel_].newer; record != sentinel_; record = links_[record].newer) {
     if (evictable(record)) return record;

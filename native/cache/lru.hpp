@@ -15,6 +15,7 @@ class LeastRecentlyUsed final : public EvictionPolicy {
   void used(RecordIndex record) override;
   void removed(RecordIndex record) override;
   std::optional<RecordIndex> victim(const Predicate& evictable) override;
+  std::unique_ptr<EvictionPolicy> holding(std::span<const RecordIndex> residents) const override;
 
  private:
   struct Link {

@@ -11,6 +11,15 @@ uint64_t RandomMarking::next_random() {
   return mixed ^ (mixed >> 31);
 }
 
+std::unique_ptr<EvictionPolicy> RandomMarking::holding(std::span<const RecordIndex> residents) const {
+  auto policy = std::make_unique<RandomMarking>(*this);
+  for (Mark& mark : policy->marks_) mark = Mark::absent;
+  for (const RecordIndex record : residents) {
+    policy->marks_.at(record) = marks_[record] == Mark::marked ? Mark::marked : Mark::unmarked;
+  }
+  return policy;
+}
+
 std::optional<RecordIndex> RandomMarking::victim(const Predicate& evictable) {
   std::vector<RecordIndex> unmarked;
   std::vector<RecordIndex> marked;

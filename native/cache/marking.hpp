@@ -16,6 +16,7 @@ class RandomMarking final : public EvictionPolicy {
   void used(RecordIndex record) override { marks_.at(record) = Mark::marked; }
   void removed(RecordIndex record) override { marks_.at(record) = Mark::absent; }
   std::optional<RecordIndex> victim(const Predicate& evictable) override;
+  std::unique_ptr<EvictionPolicy> holding(std::span<const RecordIndex> residents) const override;
 
  private:
   enum class Mark : uint8_t { absent, unmarked, marked };

@@ -17,4 +17,11 @@ void DecayingFrequency::requested(std::span<const RecordIndex> records) {
   }
 }
 
+std::unique_ptr<EvictionPolicy> DecayingFrequency::holding(std::span<const RecordIndex> residents) const {
+  auto policy = std::make_unique<DecayingFrequency>(*this);
+  policy->order_ = EvictionOrder(counts_.records());
+  for (const RecordIndex record : residents) policy->admitted(record);
+  return policy;
+}
+
 }  // namespace zipmoe

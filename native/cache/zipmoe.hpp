@@ -18,6 +18,7 @@ class DecayingFrequency final : public EvictionPolicy {
   void removed(RecordIndex record) override { order_.remove(record); }
   std::optional<RecordIndex> victim(const Predicate& evictable) override { return order_.first(evictable); }
   std::optional<uint32_t> rank(RecordIndex record) const override { return counts_.rank(record); }
+  std::unique_ptr<EvictionPolicy> holding(std::span<const RecordIndex> residents) const override;
 
  private:
   ActivationCounts counts_;

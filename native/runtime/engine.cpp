@@ -112,6 +112,7 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
     cache_ = std::make_unique<ExpertCache>(*arena_, offset, options_.size_classes, options_.class_of_record,
                                            options_.eviction_policy, options_.policy_parameters);
   }
+  open_policy_replay();
   decoder_ = std::make_unique<RowDecoder>(table_.codec(), options_.instruction_set, options_.decode_threads);
   if (table_.codec().capabilities().fused) compute_threads_ = std::make_unique<ComputeThreads>(options_.decode_threads);
   if (!reader) {
@@ -192,6 +193,7 @@ void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order,
   }
   handed_out_.reset();
   requested_ = records;
+  replay_request(records);
   if (!pool_memory_) {
     request_ = std::make_unique<ExpertRequest>(*cache_, *loader_, std::move(records), order);
     return;
@@ -363,6 +365,7 @@ void Engine::resize_pools(std::span<const PoolSlots> slots) {
     }
   }
   for (uint32_t group = 0; group < groups.size(); ++group) {
+    if (replay_) replay_->resize(group, slots[group]);
     for (const Transition& move : dispatch_[group]->resize(slots[group])) {
       const RecordIndex record = groups[group].experts[move.expert];
       StagedParts staged;
@@ -384,6 +387,7 @@ void Engine::resize_pool(uint32_t size_class, uint32_t slots) {
   if (request_) throw std::logic_error("the pool cannot change its size while a request is open");
   if (slots == 0) throw std::invalid_argument("every size class needs a slot");
   cache_->resize(size_class, slots);
+  if (replay_) replay_->resize(size_class, {{0, slots, 0, 0}});
 }
 
 std::vector<SizeClass> Engine::size_classes() const {
@@ -459,6 +463,7 @@ EngineCounters Engine::with_parts(EngineCounters counted) const {
     counted.decompress_ahead_seconds = ahead_->counters().seconds;
   }
   counted.verify_seconds = verifier_.seconds();
+  if (replay_) counted.policy_changes = replay_->changes();
   if (const RowReader* rows = dense_->row_reader()) {
     for (size_t i = 0; i < kPartsMax; ++i) counted.part_read_bytes[i] += rows->part_bytes()[i];
     counted.verify_seconds += rows->verify_seconds();

@@ -15,6 +15,7 @@
 #include "cache/arena.hpp"
 #include "cache/expert_cache.hpp"
 #include "cache/layer_pools.hpp"
+#include "cache/policy_replay.hpp"
 #include "cache/pool_memory.hpp"
 #include "compute/expert_feed_forward.hpp"
 #include "io/reader_choice.hpp"
@@ -49,6 +50,8 @@ struct EngineOptions {
   std::string eviction_policy = "zipmoe";   // one of eviction_policy_names()
   // With pools every group has a policy of its own: a step is one request then, and the seed is the first group's.
   PolicyParameters policy_parameters;
+  // Instead of the policy and its half-life: they are chosen while the engine works (its steps are the model's).
+  std::optional<ReplayOptions> policy_replay;
   std::optional<EnginePools> pools;  // then there are no size classes, and the class of every expert is 0
 };
 
@@ -75,6 +78,7 @@ struct EngineCounters {
   uint64_t promotions = 0;
   uint64_t demotions = 0;
   std::array<uint64_t, kPartsMax> part_read_bytes{};  // in the order of the codec's sections; dense records included
+  uint64_t policy_changes = 0;                        // how often a replay has found another policy to be better
   uint64_t requests = 0;
   uint64_t decoded_bytes = 0;  // of BF16
   double decode_seconds = 0;
@@ -152,6 +156,9 @@ class Engine {
   bool resident(RecordIndex record) const;  // nothing need be read to use it
   Residency residency(RecordIndex record) const;
 
+  // The policy in force, in words.
+  std::string policy() const;
+
   // Gives the memory back. Everything but the counters throws std::logic_error afterwards; idempotent.
   void close();
 
@@ -168,6 +175,9 @@ class Engine {
   void require_handed_out(RecordIndex record) const;
   ReadRates measured_rates() const;
   void lay_out_pools(uint64_t offset);
+  void open_policy_replay();
+  void adopt_chosen_policy();
+  void replay_request(const std::vector<RecordIndex>& records);
   bool in_full_pool(RecordIndex record) const;
   EngineCounters with_parts(EngineCounters counted) const;
   EngineCounters with_request(EngineCounters counted) const;
@@ -201,6 +211,7 @@ class Engine {
   std::unique_ptr<RecordLoader> loader_;
   std::unique_ptr<PoolMemory> pool_memory_;            // instead of the cache
   std::vector<std::unique_ptr<LayerPools>> dispatch_;  // by group
+  std::unique_ptr<PolicyReplay> replay_;               // where the policy is chosen by replay
   std::unique_ptr<LayerRequest> request_;
   PooledRequest* pooled_request_ = nullptr;  // the same, if it is one
   std::optional<RecordIndex> handed_out_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compressors
 import memory_budgets
+import policy_replay
 import pytest
 import replayed_models
 import shards_and_workers
@@ -94,3 +95,18 @@ def test_more_shards_and_workers_never_hurt_a_layer_of_misses(monkeypatch: pytes
     assert makespan[4, 2] < makespan[1, 2] < makespan[1, 1]
     assert makespan[4, 1] < makespan[1, 1]
     assert all(row["seconds_per_token"] <= row["makespan_of_misses_seconds"] for row in rows)
+
+
+def test_policies_that_are_replayed_against_each_other() -> None:
+    alike = policy_replay.WholeRecordPools(SAME, 1, shared=True)
+    result = policy_replay.reads_of(alike)
+    assert set(result["cost"].values()) == {1 / 40}  # the first use, whatever the policy
+    assert (result["optimum"], result["changes"]) == (pytest.approx(1 / 40), 0)
+    turns = policy_replay.reads_of(policy_replay.WholeRecordPools(ROUND, 4, shared=False))
+    assert turns["cost"]["lru"] == turns["cost"]["fifo"] == 1
+    assert turns["optimum"] <= min(turns["cost"].values())
+    row = {"model": "m", "arrangement": "single pool", "share": 0.5, **result}
+    tables = policy_replay.tables_of({"m": row})
+    assert "| auto | 1.0000 | 1.000 | 0 of 1 |" in tables
+    moved = policy_replay.shifted(ROUND)
+    assert moved.steps[:40] == ROUND.steps[:40] and moved.steps[40:] != ROUND.steps[40:]

@@ -128,7 +128,7 @@ def test_prompt_ids_chat_and_sampling(talking_packed: Path, capsys: pytest.Captu
         (["--memory", "8GB", "--prompt", "a", "--io-backend", "pigeon"], "io_backend must be one of auto"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=all"], "'C=all' does not say"),
         (["--memory", "8GB", "--prompt", "a", "--pools", "C=1,S=1"], "records have no parts"),
-        (["--memory", "8GB", "--prompt", "a", "--policy", "oracle"], "policy must be one of zipmoe, lru, lfu"),
+        (["--memory", "8GB", "--prompt", "a", "--policy", "oracle"], "policy must be one of auto, zipmoe, lru"),
         (["--memory", "8GB", "--prompt", "a", "--half-life", "0"], "above 0 steps"),
         (["--memory", "8GB", "--prompt", "a", "--policy", "lru", "--half-life", "8"], "'lru' has no half-life"),
     ],
@@ -285,6 +285,8 @@ def test_the_policy_is_chosen_by_name_and_changes_no_token(
         code, out, err = _run(capsys, talking_packed, *options, *chosen, *(["--pools", pools] if pools else []))
         assert code == 0, err
         value = json.loads(out)
-        assert f"; policy {policy or 'zipmoe'}" in value["mode"]
+        assert f"; policy {policy or 'auto, now zipmoe with a half-life of 16 steps'}" in value["mode"]
+        assert value["statistics"]["policy"].startswith(policy or "zipmoe with a half-life of 16 steps")
+        assert value["statistics"]["policy_changes"] == 0
         outputs.append(value["tokens"])
     assert outputs == [outputs[0]] * 4

@@ -39,13 +39,17 @@ def test_hits_are_those_of_the_policy_and_experts_are_the_originals(model: Packe
     assert counters.misses == sum(len(experts) for _, experts in requests) - expected
 
 
-def test_decayed_counts_are_the_default(model: PackedModel) -> None:
+def test_the_default_is_chosen_by_replay_and_a_half_life_fixes_it(model: PackedModel) -> None:
     with model.engine(SLOTS) as engine:
-        assert "policy zipmoe" in engine.mode_line("exact", "eager")
+        line = engine.mode_line("exact", "eager")
+        assert line.endswith("; policy auto, now zipmoe with a half-life of 16 steps")
+    with model.engine(SLOTS, half_life_steps=4) as engine:
+        assert engine.mode_line("exact", "eager").endswith("; policy zipmoe")
+        assert engine.statistics.report().policy == "zipmoe with a half-life of 4 steps"
 
 
 def test_unknown_policies_are_refused(model: PackedModel) -> None:
-    with pytest.raises(InvalidArgumentError, match="policy must be one of zipmoe, lru"):
+    with pytest.raises(InvalidArgumentError, match="policy must be one of auto, zipmoe, lru"):
         model.engine(4, policy="oracle")
     with pytest.raises(InvalidArgumentError, match="half-life of activation counts must be above 0 steps"):
         model.engine(4, half_life_steps=0.0)

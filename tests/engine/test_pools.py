@@ -470,13 +470,14 @@ def test_policy_and_half_life_are_one_option(planar: PackedModel) -> None:
     for pools, options, policy in (
         (settings, {}, "fifo"),
         (settings, {"policy": "marking", "half_life_steps": 3.0}, "marking"),
-        (PoolSlots(compressed=2), {}, "zipmoe"),
+        (PoolSlots(compressed=2), {}, "auto, now zipmoe with a half-life of 16 steps"),
+        (PoolSlots(compressed=2), {"half_life_steps": 3.0}, "zipmoe"),
         (PoolSlots(compressed=2), {"policy": "lfu"}, "lfu"),
     ):
         with Engine(planar.folder, budget_of(planar, settings), decode_threads=1, pools=pools, **options) as engine:  # type: ignore[arg-type]
             assert engine.mode_line("exact", "eager").endswith(f"; policy {policy}")
     for wrong in ({"policy": "oracle"}, {"half_life_steps": 0.0}):
-        with pytest.raises(InvalidArgumentError, match=r"policy must be one of zipmoe, lru|above 0 steps"):
+        with pytest.raises(InvalidArgumentError, match=r"policy must be one of auto, zipmoe, lru|above 0 steps"):
             PoolSettings(PoolSlots(), **wrong)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgumentError, match=r"policy must be one of zipmoe, lru|above 0 steps"):
+        with pytest.raises(InvalidArgumentError, match=r"policy must be one of auto, zipmoe, lru|above 0 steps"):
             Engine(planar.folder, budget_of(planar, settings), pools=settings, **wrong)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from representative_models import TINY_MODELS
 
 import zipmoe
 from zipmoe import _native
+from zipmoe.engine.cache_policy import policy_names
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.store.manifest import CodecSettings
@@ -129,7 +130,7 @@ def test_every_kind_of_experts_works_with_pools(plain: Any, packed: Any, model: 
     assert_exact(folder, expected, PoolSettings(POOLS[name], staging=1), 2, combine)
 
 
-@pytest.mark.parametrize("policy", _native.cache_policies())
+@pytest.mark.parametrize("policy", policy_names())
 def test_logits_are_equal_under_every_policy(plain: Any, packed: Any, policy: str) -> None:
     _, expected = plain("mixtral")
     folder = packed("mixtral", SEPARABLE[0], 2)
@@ -155,7 +156,7 @@ def test_pools_are_named_in_the_mode_line(packed: Any) -> None:
     line = model.zipmoe_mode_line()
     assert "pools F 0, C 1, S 2, E 0 of 6 experts per layer and 4 staged" in line
     assert "reads in cache_affinity order" in line
-    assert "; policy zipmoe" in line
+    assert "; policy auto, now zipmoe with a half-life of 16 steps" in line
     with pytest.raises(InvalidArgumentError, match="does not say how many experts"):
         zipmoe.ZipMoEConfig(pools="C=all")
 
@@ -165,12 +166,14 @@ def test_the_policy_is_chosen_with_and_without_pools(packed: Any, pools: str | N
     settings = zipmoe.ZipMoEConfig(memory="8GB", pools=pools, policy="lfuda")
     model = zipmoe.load(packed("mixtral", SEPARABLE[0], 2), quantization_config=settings)
     assert "; policy lfuda" in model.zipmoe_mode_line()
-    with pytest.raises(InvalidArgumentError, match=r"policy must be one of zipmoe, lru, .*, not 'oracle'"):
+    with pytest.raises(InvalidArgumentError, match=r"policy must be one of auto, zipmoe, lru, .*, not 'oracle'"):
         zipmoe.ZipMoEConfig(policy="oracle")
     with pytest.raises(InvalidArgumentError, match="half-life"):
         zipmoe.ZipMoEConfig(half_life_steps=0)
     with pytest.raises(InvalidArgumentError, match="the policy 'lfuda' has no half-life"):
         zipmoe.ZipMoEConfig(policy="lfuda", half_life_steps=4)
+    with pytest.raises(InvalidArgumentError, match="the policy 'auto' has no half-life of its own"):
+        zipmoe.ZipMoEConfig(policy="auto", half_life_steps=4)
     with pytest.raises(InvalidArgumentError, match="the policy 'lru' has no half-life"):
         zipmoe.ZipMoEConfig(pools=PoolSettings(PoolSlots(compressed=2), policy="lru"), half_life_steps=4)
     assert zipmoe.ZipMoEConfig(half_life_steps=4).half_life_steps == 4

@@ -92,7 +92,7 @@ def test_warm_up_fills_pools_and_is_not_counted() -> None:
 
 def test_impossible_settings_are_refused() -> None:
     trace = trace_of([[[0]]], experts=2, top_k=1)
-    with pytest.raises(InvalidArgumentError, match=r"one of zipmoe, lru, .*not 'oracle'"):
+    with pytest.raises(InvalidArgumentError, match=r"one of auto, zipmoe, lru, .*not 'oracle'"):
         CacheSettings("oracle")
     with pytest.raises(InvalidArgumentError, match="half-life"):
         CacheSettings(half_life_steps=0)

@@ -38,9 +38,11 @@ def test_json_holds_every_policy(trace: Path, capsys: pytest.CaptureFixture[str]
     code, out, err = run(capsys, *arguments)
     assert code == 0
     value = json.loads(out)
-    assert [report["policy"] for report in value["policies"]] == _native.cache_policies()
+    assert [report["policy"] for report in value["policies"]] == ["auto", *_native.cache_policies()]
     assert value["planned"] is True
     assert value["warm_up_steps"] == 30
+    assert value["policies"][0]["chosen_policy"].startswith(("zipmoe", "l"))
+    assert all(report["chosen_policy"] is None for report in value["policies"][1:])
     for report in value["policies"]:
         assert sum(report["hit_rates"].values()) == pytest.approx(1)
         assert report["hit_rate"] <= value["optimal_hit_rate"] + 1e-12
@@ -67,7 +69,7 @@ def test_table_and_plans(trace: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--policy", "oracle"), "policy must be one of zipmoe, lru, lfu, lfuda, fifo, marking, not 'oracle'"),
+        (("--policy", "oracle"), "policy must be one of auto, zipmoe, lru, lfu, lfuda, fifo, marking, not 'oracle'"),
         (("--policy", ","), "--policy is empty"),
         (("--slots", "3,a"), "--slots '3,a' is not a plan"),
         (("--slots", "17"), "more slots than the 16 experts"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from zipmoe.profiling.expert_sample import most_common_kind
+from zipmoe.profiling.rounds import Probe
 from zipmoe.store.manifest import Manifest
 
 _WEIGHT_BYTES = 48 << 20
@@ -19,7 +20,7 @@ _SHAPES_MAX = 3
 
 
 @dataclass
-class ProductProbe:
+class ProductProbe(Probe):
     """``F.linear`` with one shape; unit: one product."""
 
     inputs: torch.Tensor

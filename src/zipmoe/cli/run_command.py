@@ -46,10 +46,13 @@ def run_command(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(help="Which experts make room: zipmoe, lru, lfu, lfuda, fifo or marking [default: zipmoe]"),
+        typer.Option(
+            help="Which experts make room: zipmoe, lru, lfu, lfuda, fifo or marking; auto: whichever is found best "
+            "while the model runs [default: auto]"
+        ),
     ] = None,
     half_life: Annotated[
-        float | None, typer.Option(help="Steps after which an activation counts half (zipmoe) [default: 16]")
+        float | None, typer.Option(help="Steps after which an activation counts half; makes zipmoe the policy")
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue; '-' reads it from standard input")] = None,
     prompt_ids: Annotated[

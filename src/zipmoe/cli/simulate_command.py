@@ -23,8 +23,11 @@ def simulate_command(
     trace: Annotated[Path, typer.Option(help="Routing trace: recorded by run --record-trace, or a published one")],
     device: Annotated[str, typer.Option(help="jetson-orin, this (its profile), or a device profile's path")] = "this",
     policy: Annotated[
-        str, typer.Option(help="Cache policies, separated by commas, or 'all': zipmoe, lru, lfu, lfuda, fifo, marking")
-    ] = "zipmoe",
+        str,
+        typer.Option(
+            help="Cache policies, separated by commas, or 'all': auto, zipmoe, lru, lfu, lfuda, fifo, marking"
+        ),
+    ] = "auto",
     memory_share: Annotated[
         float | None,
         typer.Option(help=f"Pool memory as a share of the experts' BF16 bytes [default: {DEFAULT_MEMORY_SHARE}]"),
@@ -126,14 +129,14 @@ def simulate_command(
 
 
 def _policies(text: str) -> list[str]:
-    from zipmoe import _native
+    from zipmoe.engine.cache_policy import policy_names
     from zipmoe.errors import InvalidArgumentError
 
     if text == "all":
-        return list(_native.cache_policies())
+        return policy_names()
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise InvalidArgumentError("--policy is empty", hint=f"choose some of {', '.join(_native.cache_policies())}")
+        raise InvalidArgumentError("--policy is empty", hint=f"choose some of {', '.join(policy_names())}")
     return names
 
 
@@ -201,4 +204,8 @@ def _print_table(reports: list[SimulationReport], optimum: float) -> None:
             f"{report.execution_utilisation:.0%}",
         )
     console.print(table)
+    for report in reports:
+        if report.chosen_policy is not None:
+            changes = "1 change" if report.policy_changes == 1 else f"{report.policy_changes} changes"
+            console.print(f"auto: {report.chosen_policy} in the end, after {changes}", highlight=False)
     console.print(f"no policy that fetches on demand has a hit rate above {optimum:.3f} (Belady)", highlight=False)

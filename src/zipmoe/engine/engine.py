@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -14,7 +13,7 @@ import torch
 from zipmoe import _native
 from zipmoe.codecs.registry import get_codec
 from zipmoe.engine.budget import EXPERT_POOL, MemoryBudget, format_bytes, itemise
-from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS, DEFAULT_POLICY, checked_half_life, checked_policy
+from zipmoe.engine.cache_policy import PolicyChoice
 from zipmoe.engine.decoded_tensors import DecodedTensors
 from zipmoe.engine.dense_loading import load_dense
 from zipmoe.engine.dense_tiles import DenseTiles
@@ -83,11 +82,11 @@ class Engine:
             io_mode: ``"auto"`` (direct where possible) or ``"buffered"``.
             io_backend: ``"threads"``, ``"uring"`` (io_uring), or ``"auto"``: what measures best, which is threads.
             instruction_set: of the decoding kernels; default: the widest that is present.
-            policy: which experts make room for others, and with pools who goes where: a name of
-                ``_native.cache_policies()``. Results do not depend on it, only hits and misses do. Default: that of
-                ``PoolSettings``, else ``"zipmoe"``.
-            half_life_steps: for the policy ``"zipmoe"``: steps after which an activation counts half. Default: that of
-                ``PoolSettings``, else 16.
+            policy: which experts make room for others, and with pools who goes where: a name of ``policy_names()``.
+                Results do not depend on it, only hits and misses do. Default: that of ``PoolSettings``, else
+                ``"auto"``: chosen by replay while the model runs.
+            half_life_steps: for the policy ``"zipmoe"``, which this makes the default: steps after which an activation
+                counts half. Default: that of ``PoolSettings``, else 16.
             pools: experts per sparse layer in the pools F, C, S and E, by what is kept of them in memory. Default: one
                 pool of whole records for all layers, as large as the budget allows.
             rows_on_demand: parameters of dense matrices that are kept on disk: ``dense_rows`` reads what it needs
@@ -117,10 +116,7 @@ class Engine:
         if settings is not None:
             policy = settings.policy if policy is None else policy
             half_life_steps = settings.half_life_steps if half_life_steps is None else half_life_steps
-        self._policy = checked_policy(DEFAULT_POLICY if policy is None else policy)
-        self._half_life_steps = checked_half_life(
-            DEFAULT_HALF_LIFE_STEPS if half_life_steps is None else half_life_steps
-        )
+        self._policy = PolicyChoice.of(policy, half_life_steps)
         self.folder = folder
         self.budget = budget
         manifest = folder.manifest
@@ -134,7 +130,6 @@ class Engine:
         )
         self._pools: PoolMemoryPlan | None = None
         if settings is not None:
-            settings = replace(settings, policy=self._policy, half_life_steps=self._half_life_steps)
             self._pools = PoolMemoryPlan.of(manifest.expert_groups, settings, separable=codec.separable)
             wanted = self._pools.wanted_bytes
             self._plan.reserve_fixed(budget, wanted, self._pools.itemise())
@@ -145,7 +140,7 @@ class Engine:
         self._scratch_views: dict[tuple[int, int, int], torch.Tensor] = {}
         self._decoded = DecodedTensors(lambda count: self._set_reservation(DECODED_TENSORS, count))
         self._tile_iterations = 0
-        self.statistics = Statistics(self._native.counters)
+        self.statistics = Statistics(self._native.counters, read_policy=self._native.policy)
         """Counters, and the clock of the current run."""
         try:
             with named_record_errors(self._catalogue):
@@ -184,8 +179,9 @@ class Engine:
                 size_classes=[(shape.slot_bytes, count) for shape, count in shapes],
                 class_of_record=class_of_record,
                 scratch_bytes=list(self._plan.scratch_bytes),
-                policy=self._policy,
-                half_life_steps=self._half_life_steps,
+                policy=self._policy.first,
+                half_life_steps=self._policy.half_life_steps,
+                candidates=self._policy.candidates,
                 requests_per_step=max(1, len(self._catalogue.group_numbers)),
                 pools=None if self._pools is None else native_pools(self._pools, self._catalogue.group_numbers),
                 rows_on_demand=self._on_demand.records,
@@ -445,8 +441,9 @@ class Engine:
             budget_bytes=self.budget.total_bytes,
             slots=[(slot_bytes, slots) for slot_bytes, slots in self._native.size_classes],
             experts=sum(shape.records for shape in self._plan.size_classes),
-            policy=self._policy,
+            policy=self._policy.describe(self._native.policy()),
             pools=self._describe_pools(),
+            pools_origin=self._pools.settings.origin if self._pools else "",
             rows_on_demand_saved_bytes=max(self._on_demand.saved_bytes, 0),
         ).line(mode, combine)
 

@@ -31,7 +31,9 @@ class EngineMode:
     policy: str
     """Which experts make room."""
     pools: str = ""
-    """Pools by what is in memory of an expert; empty: one pool of whole records."""
+    """Pools by what is in memory of an expert, without the policy; empty: one pool of whole records."""
+    pools_origin: str = ""
+    """Where they come from; empty: a person chose them."""
     rows_on_demand_saved_bytes: int = 0
     """Memory that embedding tables do not take, because their rows are read on demand; 0: all are resident."""
 
@@ -55,14 +57,14 @@ class EngineMode:
         if self.rows_on_demand_saved_bytes:
             saved = format_bytes(self.rows_on_demand_saved_bytes)
             parts.append(f"embedding rows on demand from disk, which saves {saved}")
-        return "; ".join([*parts, self.pools or self._one_pool()])
+        parts += [self.pools or self._one_pool(), f"policy {self.policy}"]
+        return "; ".join([*parts, self.pools_origin] if self.pools_origin else parts)
 
     def _one_pool(self) -> str:
         slot_count = sum(slots for _, slots in self.slots)
         pool_bytes = sum(slot_bytes * slots for slot_bytes, slots in self.slots)
         sizes = " and ".join(f"{slots} x {format_bytes(slot_bytes)}" for slot_bytes, slots in self.slots)
-        pool = f"pool {format_bytes(pool_bytes)} for {slot_count} of {self.experts} experts ({sizes})"
-        return f"{pool}; policy {self.policy}"
+        return f"pool {format_bytes(pool_bytes)} for {slot_count} of {self.experts} experts ({sizes})"
 
 
 def _count(number: int, noun: str) -> str:

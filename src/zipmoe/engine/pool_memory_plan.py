@@ -190,8 +190,7 @@ def pool_line(plan: PoolMemoryPlan, slots: Sequence[PoolSlots], experts: Sequenc
     return (
         f"pools {describe_slots(slots)} of {count} experts per layer and {staged} staged "
         + (f"and {ahead} decompressed ahead " if ahead else "")
-        + f"({format_bytes(pool_bytes)}, reads in {plan.settings.order} order); policy {plan.settings.policy}"
-        + (f"; {plan.settings.origin}" if plan.settings.origin else "")
+        + f"({format_bytes(pool_bytes)}, reads in {plan.settings.order} order)"
     )
 
 

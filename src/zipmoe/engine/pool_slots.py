@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS, DEFAULT_POLICY, checked_half_life, checked_policy
+from zipmoe.engine.cache_policy import PolicyChoice
 from zipmoe.engine.option_checks import one_of
 from zipmoe.errors import InvalidArgumentError
 
@@ -115,10 +115,11 @@ class PoolSettings:
     tolerance: float | None = None
     """For the policy ``"zipmoe"``: ranks that an expert may be behind a pool's last slot and still enter it (delta of
     the paper); default: a tenth of the layer's experts."""
-    policy: str = DEFAULT_POLICY
-    """Who makes room, and who goes where: a name of ``_native.cache_policies()``."""
-    half_life_steps: float = DEFAULT_HALF_LIFE_STEPS
-    """For the policy ``"zipmoe"``: steps of the model (requests of a layer) after which an activation counts half."""
+    policy: str | None = None
+    """Who makes room, and who goes where: a name of ``policy_names()``; None: the default."""
+    half_life_steps: float | None = None
+    """For the policy ``"zipmoe"``: steps of the model (requests of a layer) after which an activation counts half;
+    None: the default."""
     order: str = "cache_affinity"
     """Order of the reads and decompressions of a request: ``"cache_affinity"`` (the paper's scheduler) or
     ``"fifo"``."""
@@ -139,8 +140,7 @@ class PoolSettings:
             )
         if self.tolerance is not None and not self.tolerance >= 0:
             raise InvalidArgumentError(f"the tolerance of ranks must not be negative: {self.tolerance}")
-        checked_policy(self.policy)
-        checked_half_life(self.half_life_steps)
+        PolicyChoice.of(self.policy, self.half_life_steps)  # refuses what is wrong with them
         one_of("order", self.order, READ_ORDERS)
 
     def of_groups(self, experts: Sequence[int]) -> tuple[PoolSlots, ...]:

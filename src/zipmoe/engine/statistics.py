@@ -34,6 +34,8 @@ class EngineCounters:
     """Experts of which a part was dropped and another one kept."""
     evictions: int = 0
     """Experts of which nothing was kept."""
+    policy_changes: int = 0
+    """How often a replay found another policy to be better, and it took over."""
     requests: int = 0
     """Sparse layers executed."""
     reads: int = 0
@@ -101,6 +103,10 @@ class RunReport:
     misses: int
     hits_by_pool: dict[str, int]
     """Requested experts that were in the pools F, C, S and E."""
+    policy: str
+    """Which experts make room: the policy in force, in words."""
+    policy_changes: int
+    """How often a replay found another one to be better during the run."""
     read_bytes: int
     """Over the whole run, prompt included."""
     first_token_read_bytes: int | None
@@ -137,6 +143,9 @@ class RunReport:
             parts.append(f"hit rate {self.hit_rate:.1%} ({self.hits} of {self.hits + self.misses})")
         if any(count for pool, count in self.hits_by_pool.items() if pool != "C"):
             parts.append("found in " + ", ".join(f"{pool} {count}" for pool, count in self.hits_by_pool.items()))
+        if self.policy_changes:
+            times = "once" if self.policy_changes == 1 else f"{self.policy_changes} times"
+            parts.append(f"policy changed {times}, now {self.policy}")
         if self.read_bytes_per_token is not None:
             parts.append(f"read {format_bytes(round(self.read_bytes_per_token))} per token")
         parts.append(f"read in all {format_bytes(self.read_bytes)}")
@@ -153,10 +162,14 @@ class Statistics:
     """
 
     def __init__(
-        self, read_counters: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.perf_counter
+        self,
+        read_counters: Callable[[], dict[str, Any]],
+        clock: Callable[[], float] = time.perf_counter,
+        read_policy: Callable[[], str] = lambda: "",
     ) -> None:
         self._read_counters = read_counters
         self._clock = clock
+        self._read_policy = read_policy
         self.start_run()
 
     def counters(self) -> EngineCounters:
@@ -198,6 +211,8 @@ class Statistics:
             hits=run.hits,
             misses=run.misses,
             hits_by_pool=run.hits_by_pool,
+            policy=self._read_policy(),
+            policy_changes=run.policy_changes,
             read_bytes=run.read_bytes,
             first_token_read_bytes=first_bytes,
             read_bytes_per_token=per_token,

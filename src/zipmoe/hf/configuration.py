@@ -76,10 +76,11 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             where the planner cannot choose; a line on standard error says why.
         trace: file of recorded routing to plan with. Default: the one that ``zipmoe plan`` kept for this model.
         policy: which experts make room for others, and with pools who goes where: ``"zipmoe"`` (decayed activation
-            counts), ``"lru"``, ``"lfu"``, ``"lfuda"``, ``"fifo"`` or ``"marking"``; results do not depend on it.
-            Default: that of ``PoolSettings``, else ``"zipmoe"``.
-        half_life_steps: for the policy ``"zipmoe"``: steps (passes of the model) after which an activation counts half.
-            Default: that of ``PoolSettings``, else 16.
+            counts), ``"lru"``, ``"lfu"``, ``"lfuda"``, ``"fifo"``, ``"marking"``, or ``"auto"``: whichever of them
+            (and of some half-lives) is found best while the model runs; results do not depend on it. Default: that of
+            ``PoolSettings``, else ``"auto"``.
+        half_life_steps: for the policy ``"zipmoe"``, which this makes the default: steps (passes of the model) after
+            which an activation counts half. Default: that of ``PoolSettings``, else 16.
         embedding: where tables are kept that are only looked up: ``"on-demand"`` (on disk, and the rows of the tokens
             at hand are read, which leaves more memory to experts), ``"resident"``, or ``"auto"`` (default): resident
             where all experts have room beside them.

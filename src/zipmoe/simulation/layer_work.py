@@ -27,6 +27,10 @@ class LayerWork:
             self.execution_seconds + other.execution_seconds,
         )
 
+    def seconds(self, workers: int) -> float:
+        """All resources one after the other, the workers busy alike: what the work costs if nothing overlaps."""
+        return self.io_seconds + self.decompress_seconds / workers + self.execution_seconds
+
     @classmethod
     def of(cls, costs: LayerCosts, states: Sequence[int], assignments: float) -> LayerWork:
         """Work of a layer whose activated experts are in these states.

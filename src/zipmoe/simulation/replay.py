@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zipmoe import _native
-from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS, DEFAULT_POLICY, checked_half_life, checked_policy
+from zipmoe.engine.cache_policy import (
+    AUTO_POLICY,
+    DEFAULT_HALF_LIFE_STEPS,
+    DEFAULT_POLICY,
+    PolicyChoice,
+    checked_half_life,
+    checked_policy,
+)
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.layer_costs import LayerCosts, ScheduledMakespan
 from zipmoe.planning.partition import ExpertBytes, ExpertState, PoolPlan
@@ -23,6 +30,8 @@ from zipmoe.simulation.layer_work import LayerWork
 from zipmoe.simulation.simulation_report import SimulationReport
 
 SCOPES = ("layer", "model")
+MISSED_SHARE = (0.0, 0.0, 0.5, 0.5, 1.0)
+"""Costs by state where nothing is known of bytes and rates: the share of an expert's parts that must be read."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class CacheSettings:
     """How the pools are driven."""
 
     policy: str = DEFAULT_POLICY
-    """A name of ``_native.cache_policies()``."""
+    """A name of ``policy_names()``."""
     half_life_steps: float = DEFAULT_HALF_LIFE_STEPS
     """Steps after which an activation counts half (``zipmoe``); infinity: never."""
     tolerance: float | None = None
@@ -52,13 +61,21 @@ class CacheSettings:
 class ModelPools:
     """The pools of all sparse layers of a model."""
 
-    def __init__(self, experts: Sequence[int], plans: Sequence[PoolPlan], settings: CacheSettings) -> None:
+    def __init__(
+        self,
+        experts: Sequence[int],
+        plans: Sequence[PoolPlan],
+        settings: CacheSettings,
+        state_costs: Sequence[float] = MISSED_SHARE,
+    ) -> None:
         """Empty pools.
 
         Args:
             experts: of each layer.
             plans: slots of each layer; with scope ``model`` they are added up.
             settings: policy and its parameters.
+            state_costs: what an expert costs that is found in F, C, S, E, or not at all, in any unit: what the policy
+                ``auto`` keeps low.
         """
         if len(plans) != len(experts):
             raise InvalidArgumentError(f"{len(plans)} plans for {len(experts)} layers")
@@ -69,6 +86,18 @@ class ModelPools:
             full, compressed, sign_mantissa, exponent = (int(n) for n in np.sum([plan.slots for plan in plans], axis=0))
             shared = [(sum(experts), (full, compressed, sign_mantissa, exponent))]
             self._firsts = [int(n) for n in np.cumsum([0, *experts[:-1]])]
+        self._replayed: _native.ReplayedPools | None = None
+        self._pools: list[_native.LayerPools] = []
+        self._shared = len(shared) == 1
+        if settings.policy == AUTO_POLICY:
+            self._replayed = _native.ReplayedPools(
+                [(count, slots, state_costs) for count, slots in shared],
+                candidates=PolicyChoice.of(settings.policy, None).candidates,
+                requests_per_step=len(experts),
+                tolerance=settings.tolerance,
+                seed=settings.seed,
+            )
+            return
         self._pools = [
             _native.LayerPools(
                 count,
@@ -88,7 +117,14 @@ class ModelPools:
         With scope ``model`` the experts in the moves are numbered through all layers.
         """
         first = self._firsts[layer]
-        return self._pools[layer if len(self._pools) > 1 else 0].access([first + expert for expert in ids])
+        wanted = [first + expert for expert in ids]
+        pool = 0 if self._shared else layer
+        return self._pools[pool].access(wanted) if self._replayed is None else self._replayed.access(pool, wanted)
+
+    @property
+    def chosen(self) -> tuple[str, int] | None:
+        """Under ``auto``: the policy in force, in words, and how often it changed; else None."""
+        return None if self._replayed is None else (self._replayed.policy, self._replayed.policy_changes)
 
 
 @dataclass
@@ -124,7 +160,7 @@ def replay(
         plans: slots of every layer's pools; one plan for all or one for each.
         costs: constants of a layer's work on the machine; ``costs.shards`` 0 is a codec without chunks.
         expert: bytes of an expert in each state.
-        settings: policy; None: the paper's with defaults.
+        settings: policy; None: the default.
         warm_up_steps: first steps, which fill the pools and are not counted.
         other_seconds: time of a step outside of the experts, during which the disk and the workers are idle.
         order: ``cache_affinity`` or ``fifo``.
@@ -154,7 +190,8 @@ def replay(
         )
     if counts is not None and (len(counts) != len(trace.steps) or not any(counts[warm_up_steps:])):
         raise InvalidArgumentError("no step of the trace is to be counted", hint="a longer trace")
-    pools = ModelPools(experts, layer_plans, settings)
+    state_costs = [LayerWork.of(costs, [state], 1.0).seconds(costs.workers) for state in ExpertState]
+    pools = ModelPools(experts, layer_plans, settings, state_costs)
     known: dict[tuple[int, tuple[int, ...]], tuple[float, LayerWork]] = {}
     totals = _Totals()
     for number, step in enumerate(trace.steps):
@@ -180,7 +217,7 @@ def replay(
                 totals.evictions += after == ExpertState.MISS
                 totals.promotions += after < before != ExpertState.MISS
                 totals.demotions += before < after != ExpertState.MISS
-    return _report(totals, costs, layer_plans, expert, settings, other_seconds)
+    return _report(totals, costs, layer_plans, expert, settings, other_seconds, pools.chosen)
 
 
 def _report(
@@ -190,11 +227,14 @@ def _report(
     expert: ExpertBytes,
     settings: CacheSettings,
     other_seconds: float,
+    chosen: tuple[str, int] | None,
 ) -> SimulationReport:
     requested = totals.states.total()
     seconds = totals.layer_seconds + other_seconds * totals.steps
     return SimulationReport(
         policy=settings.policy,
+        chosen_policy=chosen[0] if chosen else None,
+        policy_changes=chosen[1] if chosen else 0,
         scope=settings.scope,
         plan=plans[0] if len(set(plans)) == 1 else None,
         held_bytes=sum(plan.held_bytes(expert) for plan in plans),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zipmoe.engine.cache_policy import POLICY_WITH_HALF_LIFE
 from zipmoe.planning.folder_plan import FolderCosts
 from zipmoe.planning.partition import PoolPlan
 from zipmoe.planning.trace import RoutingTrace
@@ -43,7 +44,7 @@ class LearntSteps:
 
     def replayed(self, plan: PoolPlan, folder: FolderCosts, half_life_steps: float) -> SimulationReport:
         """What these steps cost with the pools of a plan in every layer, experts only."""
-        settings = CacheSettings(half_life_steps=half_life_steps)
+        settings = CacheSettings(POLICY_WITH_HALF_LIFE, half_life_steps)
         return replay(
             self.trace,
             plan,

@@ -14,6 +14,10 @@ class SimulationReport:
     """Means over the counted steps."""
 
     policy: str
+    chosen_policy: str | None
+    """Of the policy ``auto``: the one that was in force at the end, in words."""
+    policy_changes: int
+    """How often it changed, warm-up included."""
     scope: str
     plan: PoolPlan | None
     """Of every layer; None if layers differ."""
