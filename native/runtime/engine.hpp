@@ -36,6 +36,9 @@ struct EnginePools {
   OrderKind read_order = OrderKind::cache_affinity;
 };
 
+// The host of a virtual machine finds memory for several threads at once; more than four measured no faster.
+inline constexpr uint32_t kPopulateThreads = 4;
+
 struct EngineOptions {
   VerifyMode verify = VerifyMode::always;
   uint32_t decode_threads = 1;
@@ -48,6 +51,7 @@ struct EngineOptions {
   std::string eviction_policy = "zipmoe";   // one of eviction_policy_names()
   // With pools every group has a policy of its own: a step is one request then, and the seed is the first group's.
   PolicyParameters policy_parameters;
+  uint32_t populate_threads = 0;     // that touch the pools' memory in the background before it is needed
   std::optional<EnginePools> pools;  // then there are no size classes, and the class of every expert is 0
 };
 
