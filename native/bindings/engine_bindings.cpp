@@ -103,10 +103,11 @@ void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::
                  const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes,
                  const std::string& policy, double half_life_steps, uint32_t requests_per_step, uint64_t seed,
                  const std::optional<PoolsTuple>& pools, std::vector<uint32_t> rows_on_demand,
-                 const CandidatePairs& candidates) {
+                 const CandidatePairs& candidates, uint32_t populate_threads) {
   EngineOptions options;
   if (!candidates.empty()) options.policy_replay.emplace().candidates = policy_candidates(candidates);
   options.rows_on_demand = std::move(rows_on_demand);
+  options.populate_threads = populate_threads;
   options.verify = parse_verify_mode(verify);
   options.decode_threads = decode_threads;
   options.instruction_set = instruction_set.empty() ? best_instruction_set() : parse_instruction_set(instruction_set);
@@ -386,19 +387,22 @@ void bind_engine(nb::module_& module) {
           "first"_a, "down"_a, "activation"_a, "up"_a = nb::none());
 
   nb::class_<ProcessBoundEngine>(module, "Engine", "Executor: arena, reads, expert cache, decoding threads.")
-      .def("__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "io_depth"_a,
-           "decode_threads"_a, "io_mode"_a, "io_backend"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a,
-           "scratch_bytes"_a, "policy"_a = EngineOptions{}.eviction_policy,
-           "half_life_steps"_a = PolicyParameters{}.half_life_steps,
-           "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
-           "pools"_a = nb::none(), "rows_on_demand"_a = std::vector<uint32_t>(), "candidates"_a = CandidatePairs(),
-           "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "
-           "classes: (classes: (F slot bytes, slot bytes of each part, staged experts, bytes and number of buffers for "
-           "decompressed exponents), groups: (class, records, slots of F, C, S, E), tolerance of ranks or None, order "
-           "of "
-           "reads). rows_on_demand: dense records whose rows are read when they are looked up. candidates: policies "
-           "with "
-           "their half-lives of which a replay chooses while the engine works, instead of policy and half-life.")
+      .def(
+          "__init__", &init_engine, "table"_a, nb::kw_only(), "verify"_a, "io_threads"_a, "io_depth"_a,
+          "decode_threads"_a, "io_mode"_a, "io_backend"_a, "instruction_set"_a, "size_classes"_a, "class_of_record"_a,
+          "scratch_bytes"_a, "policy"_a = EngineOptions{}.eviction_policy,
+          "half_life_steps"_a = PolicyParameters{}.half_life_steps,
+          "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
+          "pools"_a = nb::none(), "rows_on_demand"_a = std::vector<uint32_t>(), "candidates"_a = CandidatePairs(),
+          "populate_threads"_a = kPopulateThreads,
+          "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "
+          "classes: (classes: (F slot bytes, slot bytes of each part, staged experts, bytes and number of buffers for "
+          "decompressed exponents), groups: (class, records, slots of F, C, S, E), tolerance of ranks or None, order "
+          "of "
+          "reads). rows_on_demand: dense records whose rows are read when they are looked up. candidates: policies "
+          "with "
+          "their half-lives of which a replay chooses while the engine works, instead of policy and half-life. "
+          "populate_threads: threads of the lowest priority that touch the pools' memory before it is needed; 0: none.")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
       .def(
           "begin_request",

@@ -25,6 +25,7 @@ Arena::Arena(uint64_t bytes) : bytes_(round_up(bytes + kReadableTailBytes, kHuge
 }
 
 Arena::~Arena() {
+  stop_populating();
   // In a forked child something else may live at these addresses.
   if (::getpid() == process_) ::munmap(mapping_, mapping_bytes_);
 }
@@ -39,12 +40,15 @@ void Arena::commit(uint64_t offset, uint64_t length) {
   }
   // Advice: without huge pages everything works, somewhat slower.
   ::madvise(base_ + begin, end - begin, MADV_HUGEPAGE);
+  if (populator_) populator_->add(begin, end);
 }
 
 void Arena::release(uint64_t offset, uint64_t length) noexcept {
   const uint64_t begin = round_up(offset, kHugePageBytes);
   const uint64_t end = std::min(bytes_, round_down(offset + length, kHugePageBytes));
-  if (end > begin) ::madvise(base_ + begin, end - begin, MADV_DONTNEED);
+  if (end <= begin) return;
+  if (populator_) populator_->remove(begin, end);
+  ::madvise(base_ + begin, end - begin, MADV_DONTNEED);
 }
 
 }  // namespace zipmoe

@@ -1,13 +1,16 @@
 // The one large memory region of the engine: dense records, scratch and expert slots. Address space is reserved at
-// once; memory is made usable region by region, touched when it is first written and then reused for ever, because
-// fresh pages cost more than the disk.
+// once; memory is made usable region by region, touched when it is first written, or in the background before that, and
+// then reused for ever, because fresh pages cost more than the disk.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+
+#include "cache/memory_populator.hpp"
 
 namespace zipmoe {
 
@@ -36,12 +39,29 @@ class Arena {
   // Gives the memory of the whole huge pages inside the range back to the system; they read as zeros afterwards.
   void release(uint64_t offset, uint64_t length) noexcept;
 
+  // What is committed from now on will be touched in the background, from begin_populating() on, unless it was claimed
+  // before. Not thread-safe, as all of this.
+  void prepare_populating(uint32_t threads) { populator_ = std::make_unique<MemoryPopulator>(base_, bytes_, threads); }
+  void begin_populating() {
+    if (populator_) populator_->begin();
+  }
+  void stop_populating() noexcept { populator_.reset(); }
+  // To be called before a range that was committed is used.
+  void claim(uint64_t offset, uint64_t length) noexcept {
+    if (populator_) populator_->claim(offset, offset + length);
+  }
+  // Waits until nothing is left to be touched.
+  void finish_populating() {
+    if (populator_) populator_->finish();
+  }
+
  private:
   uint8_t* base_ = nullptr;
   uint64_t bytes_ = 0;
   void* mapping_ = nullptr;
   uint64_t mapping_bytes_ = 0;
   pid_t process_;
+  std::unique_ptr<MemoryPopulator> populator_;
 };
 
 }  // namespace zipmoe

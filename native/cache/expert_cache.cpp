@@ -11,7 +11,9 @@ namespace zipmoe {
 ExpertCache::ExpertCache(Arena& arena, uint64_t base_offset, std::vector<SizeClass> classes,
                          std::vector<uint32_t> class_of_record, std::string_view policy,
                          const PolicyParameters& parameters)
-    : arena_(arena), classes_(std::move(classes)) {
+    : arena_(arena),
+      classes_(std::move(classes)),
+      sweep_(class_of_record.size() - std::ranges::count(class_of_record, kNotCached), parameters.requests_per_step) {
   const auto record_count = static_cast<uint32_t>(class_of_record.size());
   uint64_t offset = round_up(base_offset, kHugePageBytes);
   for (SizeClass& size_class : classes_) {
@@ -58,6 +60,11 @@ uint8_t* ExpertCache::slot_data(uint32_t size_class, uint32_t slot) const {
   return arena_.data() + pools_[size_class].offset + classes_[size_class].slot_bytes * slot;
 }
 
+void ExpertCache::claim(uint32_t size_class, uint32_t slot) {
+  const uint64_t slot_bytes = classes_[size_class].slot_bytes;
+  arena_.claim(pools_[size_class].offset + slot_bytes * slot, slot_bytes + kReadableTailBytes);
+}
+
 const uint8_t* ExpertCache::data(RecordIndex record) const {
   const Entry& found = entry(record);
   if (found.state != State::resident) throw std::logic_error("record " + std::to_string(record) + " is not resident");
@@ -65,6 +72,7 @@ const uint8_t* ExpertCache::data(RecordIndex record) const {
 }
 
 void ExpertCache::requested(std::span<const RecordIndex> records) {
+  sweep_.requested(records);
   // Every policy hears of every request, be it of none of its records: requests are their clock.
   for (uint32_t size_class = 0; size_class < pools_.size(); ++size_class) {
     std::vector<RecordIndex> own;
@@ -75,16 +83,20 @@ void ExpertCache::requested(std::span<const RecordIndex> records) {
   }
 }
 
-std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class) {
-  return pools_[size_class].policy->victim([this](RecordIndex record) { return entries_[record].pins == 0; });
+std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class, bool spare_awaited) {
+  EvictionPolicy& policy = *pools_[size_class].policy;
+  const auto idle = [this](RecordIndex record) { return entries_[record].pins == 0; };
+  const auto passed = [&](RecordIndex record) { return idle(record) && !sweep_.awaited(record); };
+  const std::optional<RecordIndex> found = policy.victim(passed);
+  return found || spare_awaited ? found : policy.victim(idle);
 }
 
-uint8_t* ExpertCache::acquire(RecordIndex record) {
+uint8_t* ExpertCache::acquire(RecordIndex record, bool spare_awaited) {
   Entry& wanted = cached_entry(record);
   if (wanted.state != State::absent) throw std::logic_error("record " + std::to_string(record) + " has a slot already");
   Pool& pool = pools_[wanted.size_class];
   if (pool.free_slots.empty()) {
-    const std::optional<RecordIndex> evicted = victim(wanted.size_class);
+    const std::optional<RecordIndex> evicted = victim(wanted.size_class, spare_awaited);
     if (!evicted) return nullptr;
     evict(*evicted);
   }
@@ -93,6 +105,7 @@ uint8_t* ExpertCache::acquire(RecordIndex record) {
   pool.occupants[wanted.slot] = record;
   wanted.state = State::filling;
   wanted.pins = 1;
+  claim(wanted.size_class, wanted.slot);
   return slot_data(wanted.size_class, wanted.slot);
 }
 
@@ -175,6 +188,7 @@ void ExpertCache::resize(uint32_t size_class, uint32_t slots) {
     const RecordIndex moved = *pool.occupants[slot];
     const uint32_t target = pool.free_slots.back();  // the lowest free slot; below `slots`, as the survivors fit there
     pool.free_slots.pop_back();
+    claim(size_class, target);
     std::memcpy(slot_data(size_class, target), slot_data(size_class, slot), shape.slot_bytes);
     pool.occupants[target] = moved;
     entries_[moved].slot = target;

@@ -12,6 +12,7 @@
 
 #include "cache/arena.hpp"
 #include "cache/eviction_policy.hpp"
+#include "cache/sweep.hpp"
 
 namespace zipmoe {
 
@@ -40,8 +41,9 @@ class ExpertCache {
   const uint8_t* data(RecordIndex record) const;
 
   // A slot for a record that is to be read, evicting if need be; the record is pinned and not resident until admit().
-  // nullptr if every slot of the class is pinned.
-  uint8_t* acquire(RecordIndex record);
+  // nullptr if every slot of the class is pinned or, with `spare_awaited`, holds a record that the pass at hand is
+  // likely to ask for in a layer to come.
+  uint8_t* acquire(RecordIndex record, bool spare_awaited = false);
   void admit(RecordIndex record);    // its bytes are there and verified; stays pinned
   void discard(RecordIndex record);  // reading failed: the slot is free again
   void evict(RecordIndex record);    // must be resident and not pinned
@@ -82,12 +84,14 @@ class ExpertCache {
   const Entry& entry(RecordIndex record) const;
   Entry& cached_entry(RecordIndex record);
   uint8_t* slot_data(uint32_t size_class, uint32_t slot) const;
-  std::optional<RecordIndex> victim(uint32_t size_class);
+  void claim(uint32_t size_class, uint32_t slot);
+  std::optional<RecordIndex> victim(uint32_t size_class, bool spare_awaited = false);
 
   Arena& arena_;
   std::vector<SizeClass> classes_;
   std::vector<Pool> pools_;
   std::vector<Entry> entries_;
+  Sweep sweep_;
   uint64_t evictions_ = 0;
 };
 

@@ -35,6 +35,7 @@ std::optional<Slot> SlotPool::acquire() {
   std::pop_heap(free_.begin(), free_.end(), std::greater<>());
   const uint32_t number = free_.back();
   free_.pop_back();
+  arena_.claim(offset_ + slot_bytes_ * number, slot_bytes_ + kReadableTailBytes);
   return Slot(*this, number);
 }
 

@@ -106,6 +106,7 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
     offset += scratch_stride(bytes);
   }
   if (offset > 0) arena_->commit(0, offset);
+  if (options_.populate_threads > 0) arena_->prepare_populating(options_.populate_threads);
   if (options_.pools) {
     lay_out_pools(offset);
   } else {
@@ -157,7 +158,9 @@ LoadProgress Engine::load_dense(std::chrono::milliseconds timeout) {
   std::lock_guard lock(mutex_);
   require_open();
   if (request_) throw std::logic_error("dense records are loaded before the first request");
-  return dense_->load(timeout);
+  const LoadProgress progress = dense_->load(timeout);
+  if (progress.finished()) arena_->begin_populating();  // not before: dense records wait for fresh memory, too
+  return progress;
 }
 
 // What reading and decoding have taken so far; until both have been seen, they count as equally fast.
@@ -443,6 +446,7 @@ void Engine::close() {
   dense_.reset();
   decoder_.reset();
   compute_threads_.reset();
+  arena_->stop_populating();
   arena_->release(0, arena_->bytes());
   closed_ = true;
 }

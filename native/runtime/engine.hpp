@@ -38,6 +38,9 @@ struct EnginePools {
   OrderKind read_order = OrderKind::cache_affinity;
 };
 
+// The host of a virtual machine finds memory for several threads at once; more than four measured no faster.
+inline constexpr uint32_t kPopulateThreads = 4;
+
 struct EngineOptions {
   VerifyMode verify = VerifyMode::always;
   uint32_t decode_threads = 1;
@@ -52,6 +55,7 @@ struct EngineOptions {
   PolicyParameters policy_parameters;
   // Instead of the policy and its half-life: they are chosen while the engine works (its steps are the model's).
   std::optional<ReplayOptions> policy_replay;
+  uint32_t populate_threads = 0;     // that touch the pools' memory in the background before it is needed
   std::optional<EnginePools> pools;  // then there are no size classes, and the class of every expert is 0
 };
 

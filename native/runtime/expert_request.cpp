@@ -4,6 +4,12 @@
 #include <utility>
 
 namespace zipmoe {
+namespace {
+
+// Experts of this request that are being read or wait for being handed out; with fewer, the disk might run dry.
+constexpr uint64_t kPendingThatEvictAwaited = 8;
+
+}  // namespace
 
 ExpertRequest::ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vector<RecordIndex> records,
                              HandOutOrder order)
@@ -42,10 +48,13 @@ void ExpertRequest::issue_reads() {
   for (; next_unissued_ < items_.size(); ++next_unissued_) {
     Item& item = items_[next_unissued_];
     if (item.state != State::unissued) continue;
-    uint8_t* slot = cache_.acquire(item.record);
+    // Experts of this layer that are done make room for the next ones; those of later layers only for as many reads as
+    // keep the disk busy until then. Nothing pending: it must go on.
+    uint8_t* slot = cache_.acquire(item.record, pending_ >= kPendingThatEvictAwaited);
     if (slot == nullptr) return;
     item.state = State::reading;
     ++reading_;
+    ++pending_;
     loader_.start(item.record, slot);
   }
 }
@@ -76,6 +85,7 @@ void ExpertRequest::settle(const LoadOutcome& outcome) {
   if (found == items_.end()) return;
   --reading_;
   if (outcome.failure) {
+    --pending_;
     cache_.discard(outcome.record);
     found->state = State::released;
     if (!failure_) {
@@ -117,6 +127,7 @@ RequestStep ExpertRequest::next(std::chrono::milliseconds timeout) {
     if (order_ == HandOutOrder::ascending) make_room_for_head();
     if (const std::optional<size_t> chosen = choose()) {
       Item& item = items_[*chosen];
+      if (item.state == State::ready) --pending_;
       if (order_ == HandOutOrder::as_available && item.state == State::ready) {
         ready_.pop_front();
       } else {

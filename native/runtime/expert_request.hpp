@@ -51,7 +51,8 @@ class ExpertRequest final : public LayerRequest {
   size_t head_ = 0;           // ascending: the next item; as_available: the next hit
   uint64_t hits_ = 0;
   uint64_t reading_ = 0;
-  uint64_t left_ = 0;  // items not yet handed out
+  uint64_t pending_ = 0;  // reading, or ready
+  uint64_t left_ = 0;     // items not yet handed out
   std::optional<size_t> current_;
   std::optional<LoadFailure> failure_;
   RecordIndex failed_record_ = 0;

@@ -92,6 +92,46 @@ void test_cache_shrinks_to_the_most_recent_and_grows_again() {
   EXPECT_ERROR(std::invalid_argument, cache.resize(0, 13));
 }
 
+// Six records of two layers in four slots, oldest first: `resident`.
+ExpertCache cache_of_two_layers(Arena& arena, const std::vector<SizeClass>& classes,
+                                const std::vector<RecordIndex>& resident) {
+  ExpertCache cache(arena, 0, classes, {0, 0, 0, 0, 0, 0, ExpertCache::kNotCached}, "lru", {.requests_per_step = 2});
+  for (const RecordIndex record : resident) fill(cache, record);
+  return cache;
+}
+
+void test_a_sweep_spares_what_it_will_ask_for_in_later_layers() {
+  const std::vector<SizeClass> classes = {{.slot_bytes = 4096, .slot_limit = 6, .slots = 4}};
+  Arena arena(ExpertCache::reserved_bytes(classes));
+  {
+    ExpertCache cache = cache_of_two_layers(arena, classes, {3, 4, 0, 1});
+    cache.requested(std::vector<RecordIndex>{1, 2});  // most of the layer: 3 and 4 are older, but will be asked for
+    CHECK(cache.acquire(2, true) != nullptr);
+    CHECK(!cache.resident(0) && cache.resident(3) && cache.resident(4));
+    cache.pin(1);
+    CHECK(cache.acquire(0, true) == nullptr);  // nothing else is left
+    CHECK(cache.acquire(0) != nullptr);
+    CHECK(!cache.resident(3) && cache.resident(4));
+  }
+  {
+    ExpertCache cache = cache_of_two_layers(arena, classes, {3, 4, 0, 1});
+    cache.requested(std::vector<RecordIndex>{2});  // a third of it, as a decoding step does
+    CHECK(cache.acquire(2, true) != nullptr);
+    CHECK(!cache.resident(3) && cache.resident(0));
+  }
+  {
+    ExpertCache cache = cache_of_two_layers(arena, classes, {3, 0, 4, 1});
+    cache.requested(std::vector<RecordIndex>{0, 1});
+    cache.requested(std::vector<RecordIndex>{3, 4, 5});  // the last layer: nothing is awaited
+    cache.pin(3);
+    CHECK(cache.acquire(5, true) != nullptr);
+    CHECK(!cache.resident(0) && cache.resident(4));
+    cache.requested({});
+    CHECK(cache.acquire(2, true) != nullptr);
+    CHECK(!cache.resident(4));
+  }
+}
+
 // --- workers
 
 void test_worker_pool_runs_each_task_once_and_survives_failures() {
@@ -117,6 +157,7 @@ int main() {
   zipmoe::test_lru_evicts_the_longest_unused();
   zipmoe::test_cache_slots_pins_and_size_classes();
   zipmoe::test_cache_shrinks_to_the_most_recent_and_grows_again();
+  zipmoe::test_a_sweep_spares_what_it_will_ask_for_in_later_layers();
   zipmoe::test_worker_pool_runs_each_task_once_and_survives_failures();
   std::puts("engine_parts_test: ok");
   return 0;

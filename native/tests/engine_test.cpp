@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <set>
 #include <thread>
@@ -107,6 +108,46 @@ void test_ascending_request_whose_hits_hold_every_slot() {
   run_request(engine, model, {4, 5});
   CHECK(engine.resident(4) && engine.resident(5));
   CHECK((run_request(engine, model, {5, 4, 0, 1}, HandOutOrder::ascending) == std::vector<RecordIndex>{0, 1, 4, 5}));
+}
+
+// Three layers of 20 experts in 45 slots, all of them asked for pass after pass. Least recently used alone would throw
+// out what the next layer needs: 5 hits in every layer.
+void test_passes_over_all_experts_keep_those_of_later_layers() {
+  const PackedModel model("fx3", 60, 1);
+  EngineOptions options = model.options(45);
+  options.eviction_policy = "lru";
+  options.policy_parameters.requests_per_step = 3;
+  Engine engine(model.table(), options);
+  load_dense(engine);
+  std::vector<uint64_t> hits;
+  for (int pass = 0; pass < 2; ++pass) {
+    for (RecordIndex first = 0; first < 60; first += 20) {
+      std::vector<RecordIndex> layer(20);
+      std::iota(layer.begin(), layer.end(), first);
+      const uint64_t before = engine.counters().hits;
+      CHECK(run_request(engine, model, layer).size() == 20);
+      hits.push_back(engine.counters().hits - before);
+    }
+  }
+  CHECK(hits == std::vector<uint64_t>({0, 0, 0, 5, 12, 20}));  // 8 gave way to reads of the first layer
+  const std::vector<RecordIndex> ascending = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19};
+  CHECK(run_request(engine, model, ascending, HandOutOrder::ascending) == ascending);
+}
+
+void test_memory_is_brought_in_in_the_background() {
+  const PackedModel model("fx3", 10, 1);
+  EngineOptions options = model.options(8);
+  options.populate_threads = 2;
+  for (int round = 0; round < 5; ++round) {
+    Engine engine(model.table(), options);
+    load_dense(engine);
+    for (const uint32_t slots : {3U, 10U, 8U}) {  // while the threads are at it
+      CHECK(run_request(engine, model, {9, 0, 3, 5, 1, 7, 2}).size() == 7);
+      engine.resize_pool(0, slots);
+    }
+    engine.arena()->finish_populating();
+    CHECK(run_request(engine, model, {4, 6, 8, 3, 0}).size() == 5);
+  }
 }
 
 void test_decoding_is_the_same_on_any_number_of_threads() {
@@ -386,6 +427,8 @@ int main() {
   zipmoe::test_dense_records_are_used_during_a_request_and_an_abandoned_one_is_not_counted();
   zipmoe::test_more_experts_than_slots_and_ascending_order();
   zipmoe::test_ascending_request_whose_hits_hold_every_slot();
+  zipmoe::test_passes_over_all_experts_keep_those_of_later_layers();
+  zipmoe::test_memory_is_brought_in_in_the_background();
   zipmoe::test_decoding_is_the_same_on_any_number_of_threads();
   zipmoe::test_a_corrupt_record_is_named_and_the_rest_stays_usable();
   zipmoe::test_without_checksums_an_invalid_encoding_is_still_found();

@@ -322,7 +322,7 @@ def test_workspace_grows_with_the_step() -> None:
     config = SimpleNamespace(hidden_size=100, intermediate_size=1000, vocab_size=500)
     one = workspace_bytes(config, 1)
     assert one > WORKSPACE_BYTES == workspace_bytes(None, 999)
-    assert workspace_bytes(config, 11) - one == 10 * 2 * ((32 + 2) * 100 + 6 * 1000)
+    assert workspace_bytes(config, 11) - one == 10 * 2 * ((52 + 2) * 100 + 6 * 1000)
     assert workspace_bytes(config, 1, logit_rows=4) - one == 3 * 500 * 8
 
 

@@ -95,6 +95,24 @@ def test_long_prompts_reserve_workspace(mixtral):
     assert 1 < engine.budget.reserved(WORKSPACE) < long
 
 
+def test_memory_of_a_long_prompt_is_given_back_before_the_pool_takes_it(mixtral, monkeypatch):
+    model = mixtral.load()
+    engine = FakeEngine(model._zipmoe_folder)
+    engine.budget = MemoryBudget(1 << 40, {KV_CACHE: 1 << 30, WORKSPACE: 1})
+    echo = Echo(model.config)
+    watch_budget(echo, engine)
+    reserved = []
+    monkeypatch.setattr(
+        "zipmoe.hf.budget_watch.return_free_memory", lambda: reserved.append(engine.budget.reserved(WORKSPACE))
+    )
+    echo(tokens(4000))
+    assert reserved == []
+    long = engine.budget.reserved(WORKSPACE)
+    echo(tokens(1))
+    echo(tokens(1))
+    assert reserved == [long]
+
+
 def test_a_static_cache_is_reserved_whole_before_its_first_pass(watched):
     echo, engine, token = watched
     cache = StaticCache(config=echo.config, max_cache_len=5000)

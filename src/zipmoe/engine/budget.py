@@ -11,7 +11,7 @@ from typing import Any
 from zipmoe.engine.byte_quantity import format_bytes, parse_bytes
 from zipmoe.engine.kv_cache import kv_cache_bytes
 from zipmoe.engine.limits import MemoryLimit, detect_limits
-from zipmoe.engine.memory_usage import resident_bytes
+from zipmoe.engine.memory_usage import charged_bytes
 from zipmoe.engine.model_shape import text_config, value
 from zipmoe.engine.workspace import DEFAULT_STEP_TOKENS, WORKSPACE_BYTES, workspace_bytes
 from zipmoe.errors import BudgetExceededError, InvalidArgumentError
@@ -173,7 +173,7 @@ def plan_budget(
 ) -> MemoryBudget:
     """The budget of one model with everything reserved that is known before the engine starts.
 
-    To be called before the model's weights are loaded: what the process uses at this moment is counted as the
+    To be called before the model's weights are loaded: what is charged to the process at this moment is counted as the
     interpreter and its libraries.
 
     Args:
@@ -190,7 +190,7 @@ def plan_budget(
     Raises:
         InvalidArgumentError: malformed or impossible ``memory``.
     """
-    ledger = {PROCESS: resident_bytes(), UNPACKED: unpacked_bytes}
+    ledger = {PROCESS: charged_bytes(), UNPACKED: unpacked_bytes}
     if config is not None:
         tokens = context_tokens if context_tokens is not None else _default_context_tokens(config)
         ledger[KV_CACHE] = kv_cache_bytes(config, tokens * batch, batch)

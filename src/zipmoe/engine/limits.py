@@ -36,6 +36,19 @@ class ControlGroup:
             lineage.append(lineage[-1].parent)
         return lineage
 
+    @property
+    def limit_names(self) -> tuple[str, ...]:
+        """Control files that hold limits."""
+        return ("memory.max", "memory.high") if self.version == 2 else ("memory.limit_in_bytes",)
+
+    def limited(self) -> list[Path]:
+        """Those of the lineage that have a limit."""
+        return [
+            directory
+            for directory in self.lineage()
+            if any((read_number(directory / name) or _UNLIMITED_BYTES) < _UNLIMITED_BYTES for name in self.limit_names)
+        ]
+
 
 @dataclass(frozen=True)
 class _Mount:
@@ -56,14 +69,13 @@ def detect_limits(root: Path = Path("/")) -> list[MemoryLimit]:
     if physical is not None:
         limits.append(MemoryLimit("physical memory", physical))
     for group in memory_control_groups(root):
-        names = ("memory.max", "memory.high") if group.version == 2 else ("memory.limit_in_bytes",)
         for directory in group.lineage():
-            for name in names:
+            for name in group.limit_names:
                 value = read_number(directory / name)
                 if value is not None and value < _UNLIMITED_BYTES:
                     limits.append(MemoryLimit(f"{name} of control group {directory}", value))
         # Version 1 also tells about ancestors that lie outside of a container's view.
-        hierarchical = _read_fields(group.directory / "memory.stat").get("hierarchical_memory_limit")
+        hierarchical = read_fields(group.directory / "memory.stat").get("hierarchical_memory_limit")
         if group.version == 1 and hierarchical is not None and hierarchical < _UNLIMITED_BYTES:
             limits.append(MemoryLimit(f"hierarchical_memory_limit of control group {group.directory}", hierarchical))
     return sorted(limits, key=lambda limit: limit.bytes)
@@ -132,7 +144,8 @@ def read_number(path: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _read_fields(path: Path) -> dict[str, int]:
+def read_fields(path: Path) -> dict[str, int]:
+    """The lines ``name number`` of a control file; empty where there is no such file."""
     pairs = (line.split() for line in _read_text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 

@@ -19,7 +19,7 @@ from zipmoe.engine.budget import (
     format_bytes,
     itemise,
 )
-from zipmoe.engine.memory_usage import resident_bytes
+from zipmoe.engine.memory_usage import charged_bytes
 from zipmoe.engine.pool_plan import SizeClass, distribute_slots, floor_bytes, plan_size_classes
 from zipmoe.engine.rows_on_demand import RowsOnDemand
 from zipmoe.errors import BudgetTooSmallError
@@ -134,7 +134,7 @@ class MemoryPlan:
             BudgetTooSmallError: the budget is below the floor, which the message itemises.
         """
         fixed = budget.ledger
-        fixed.setdefault(PROCESS, resident_bytes())
+        fixed.setdefault(PROCESS, charged_bytes())
         fixed.setdefault(WORKSPACE, WORKSPACE_BYTES)
         fixed[DENSE] = self.dense_reservation_bytes
         if self.rows_on_demand_bytes:

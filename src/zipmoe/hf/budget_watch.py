@@ -15,6 +15,7 @@ from torch import nn
 from zipmoe.engine.budget import KV_CACHE, WORKSPACE, workspace_bytes
 from zipmoe.engine.engine import Engine
 from zipmoe.engine.kv_cache import kv_cache_bytes_per_token, recurrent_state_bytes
+from zipmoe.engine.memory_usage import return_free_memory
 from zipmoe.engine.workspace import attention_bytes
 from zipmoe.errors import BudgetExceededError
 
@@ -72,7 +73,10 @@ class _BudgetWatch:
 
     def _reserve_workspace(self, bytes_of_pass: int) -> None:
         needed = max(self._initial[WORKSPACE], bytes_of_pass)
-        if needed != self._engine.budget.reserved(WORKSPACE):
+        reserved = self._engine.budget.reserved(WORKSPACE)
+        if needed < reserved:
+            return_free_memory()  # the pool is about to take it
+        if needed != reserved:
             self._engine.account(WORKSPACE, needed)
 
     def _reserve_cache(self, held: int, grown: int) -> None:
