@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kLowestPriority = 19;
 constexpr uint64_t kSmallestPageBytes = 4096;
+// What is claimed next, where claims have caught up: left to who claims it, so that he does not wait page by page.
+constexpr uint64_t kPagesLeftToClaims = 32;
 
 }  // namespace
 
@@ -51,10 +53,14 @@ void MemoryPopulator::add(uint64_t begin, uint64_t end) {
 void MemoryPopulator::settle(uint64_t begin, uint64_t end, Page state) noexcept {
   std::unique_lock lock(mutex_);
   const uint64_t last = std::min<uint64_t>(pages_.size(), round_up(end, kHugePageBytes) / kHugePageBytes);
+  bool caught_up = false;
   for (uint64_t page = begin / kHugePageBytes; page < last; ++page) {
+    caught_up = caught_up || pages_[page] == Page::at_hand || pages_[page] == Page::wanted;
+    if (pages_[page] == Page::at_hand) next_ = std::max(next_, last + kPagesLeftToClaims);
     page_done_.wait(lock, [&] { return pages_[page] != Page::at_hand; });
     pages_[page] = state;
   }
+  if (caught_up) next_ = std::max(next_, last + kPagesLeftToClaims);
   page_done_.notify_all();  // the last page that was wanted may be among them
 }
 
@@ -64,8 +70,12 @@ void MemoryPopulator::finish() {
 }
 
 bool MemoryPopulator::advance_to_wanted() {
-  while (next_ < pages_.size() && pages_[next_] != Page::wanted) ++next_;
-  return next_ < pages_.size();
+  const auto from = pages_.begin() + static_cast<std::ptrdiff_t>(std::min<uint64_t>(next_, pages_.size()));
+  auto found = std::find(from, pages_.end(), Page::wanted);
+  if (found == pages_.end()) found = std::find(pages_.begin(), pages_.end(), Page::wanted);  // what was left to claims
+  if (found == pages_.end()) return false;
+  next_ = static_cast<uint64_t>(found - pages_.begin());
+  return true;
 }
 
 void MemoryPopulator::serve() {

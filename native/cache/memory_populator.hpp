@@ -48,7 +48,7 @@ class MemoryPopulator {
   std::condition_variable work_;
   std::condition_variable page_done_;
   std::vector<Page> pages_;
-  uint64_t next_ = 0;     // no page before it is wanted
+  uint64_t next_ = 0;     // where to look first
   uint32_t at_hand_ = 0;  // pages
   bool stopping_ = false;
   std::vector<std::thread> threads_;  // last: they use the rest
