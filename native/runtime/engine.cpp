@@ -193,7 +193,8 @@ void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order,
   handed_out_.reset();
   requested_ = records;
   if (!pool_memory_) {
-    request_ = std::make_unique<ExpertRequest>(*cache_, *loader_, std::move(records), order);
+    request_ = std::make_unique<ExpertRequest>(*cache_, *loader_, std::move(records), order, look_ahead_.get());
+    start_predicted();
     return;
   }
   const uint32_t group = records.empty() ? 0 : pool_memory_->expert(records.front()).group;
@@ -383,6 +384,7 @@ void Engine::resize_pool(uint32_t size_class, uint32_t slots) {
   if (pool_memory_) throw std::logic_error("this engine has pools by residency");
   if (request_) throw std::logic_error("the pool cannot change its size while a request is open");
   if (slots == 0) throw std::invalid_argument("every size class needs a slot");
+  if (look_ahead_) look_ahead_->clear();
   cache_->resize(size_class, slots);
 }
 
@@ -458,6 +460,7 @@ EngineCounters Engine::with_parts(EngineCounters counted) const {
     counted.ahead_bytes = ahead_->counters().bytes;
     counted.decompress_ahead_seconds = ahead_->counters().seconds;
   }
+  if (look_ahead_) counted.look_ahead = look_ahead_->counters();
   counted.verify_seconds = verifier_.seconds();
   if (const RowReader* rows = dense_->row_reader()) {
     for (size_t i = 0; i < kPartsMax; ++i) counted.part_read_bytes[i] += rows->part_bytes()[i];
@@ -476,6 +479,7 @@ EngineCounters Engine::with_request(EngineCounters counted) const {
   if (!request_) return counted;
   counted.hits += request_->hits();
   counted.misses += request_->misses();
+  counted.prefetched += request_->prefetched();
   counted.wait_seconds += request_->wait_seconds();
   if (pooled_request_ == nullptr) {
     counted.by_residency[static_cast<size_t>(Residency::both_chunks)] += request_->hits();

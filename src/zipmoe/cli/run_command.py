@@ -88,6 +88,13 @@ def run_command(
             help="What reads from disk: threads, uring (io_uring) or auto, which is what measures best: threads"
         ),
     ] = "auto",
+    look_ahead: Annotated[
+        bool,
+        typer.Option(
+            "--look-ahead/--no-look-ahead",
+            help="Read in idle disk time what the next layer will probably need; needs --pools none",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
@@ -134,6 +141,7 @@ def run_command(
         trace=trace,
         policy=policy,
         half_life_steps=half_life,
+        look_ahead=look_ahead,
     )
     model = zipmoe.load(folder, experts_implementation=combine, quantization_config=settings)
     mode_line = model.zipmoe_mode_line()
