@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from limited_run import limited_run
-from result_document import add_result_options, table, this_machine, write_results
+from result_document import add_result_options, earlier_results, table, this_machine, write_results
 
 PROMPT_TOKENS = 64
 TOPICS = 64
@@ -113,6 +113,7 @@ def main() -> None:
     runs = measure(options)
     rows = summary(runs)
     report = {"machine": this_machine(), "mode": runs[-1]["mode"], "summary": rows, "runs": runs}
+    report["recall"] = earlier_results(options.json, "recall")  # of look_ahead_recall.py, put there by hand
     text = tables(rows)
     print(text)
     write_results(options.json, options.document, "Look-ahead to the next layer's experts", report, text)

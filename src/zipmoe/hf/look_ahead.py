@@ -97,7 +97,7 @@ class LookAheadChain:
         """The part of the mode line."""
         if self._look_ahead is None:
             return "no look-ahead, which needs one pool of whole experts (pools none)"
-        if self.watched == 0 or (self.seen >= self.watched and self._found < 2):
+        if self.watched == 0 or (self.seen > 0 and self._found < 2):
             return "no look-ahead, as this model's routers cannot be asked early"
-        layers = "" if self.seen < self.watched else f" in {self._found - 1} layers"
+        layers = "" if self.seen == 0 else f" in {self._found - 1} layers"
         return f"look-ahead to the next layer's experts{layers}, {self._look_ahead.slots} slots kept for it"
