@@ -75,7 +75,7 @@ def main() -> None:
                 hidden = seen[source, before].view(text.shape[1], -1)[new]
                 given = layer.post_attention_layernorm(hidden) if normed else hidden
                 logits = (given @ layer.mlp.gate.weight.T).float()
-                for n in (top_k, top_k + 2, 2 * top_k):
+                for n in sorted({top_k, top_k + 2, 2 * top_k}):
                     found = (chosen[:, :, None] == logits.topk(n).indices[:, None, :]).any(-1).float().mean()
                     shares[f"{name}: {top_k} among {n}"].append(round(found.item(), 3))
             last = (chosen[1:, :, None] == chosen[:-1, None, :]).any(-1).float().mean()
