@@ -302,6 +302,11 @@ nb::dict counters(const ProcessBoundEngine& self) {
   nb::dict result;
   result["hits"] = counted.hits;
   result["misses"] = counted.misses;
+  result["prefetched"] = counted.prefetched;
+  result["predicted_reads"] = counted.look_ahead.predicted;
+  result["prefetched_bytes"] = counted.look_ahead.used_bytes;
+  result["wasted_reads"] = counted.look_ahead.wasted;
+  result["wasted_bytes"] = counted.look_ahead.wasted_bytes;
   result["evictions"] = counted.evictions;
   result["full_hits"] = counted.by_residency[static_cast<size_t>(Residency::full)];
   result["compressed_hits"] = counted.by_residency[static_cast<size_t>(Residency::both_chunks)];
@@ -415,6 +420,18 @@ void bind_engine(nb::module_& module) {
             });
           },
           "records"_a, "ascending"_a, "tokens"_a = std::vector<uint32_t>(), "tokens: routed to each record, or none.")
+      .def(
+          "enable_look_ahead",
+          [](const ProcessBoundEngine& self, uint32_t slots) {
+            without_gil([&] { self.get().enable_look_ahead(slots); });
+          },
+          "slots"_a, "Keeps slots of every size class for records that predict() names.")
+      .def(
+          "predict",
+          [](const ProcessBoundEngine& self, std::vector<uint32_t> records) {
+            without_gil([&] { self.get().predict(std::move(records)); });
+          },
+          "records"_a, "What the request after the open one (or the next one) will probably ask for.")
       .def("next_expert", &next_expert, "Position of the next resident record in the request's list, or None.")
       .def("end_request", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().end_request(); }); })
       .def(

@@ -60,7 +60,7 @@ uint8_t* ExpertCache::slot_data(uint32_t size_class, uint32_t slot) const {
   return arena_.data() + pools_[size_class].offset + classes_[size_class].slot_bytes * slot;
 }
 
-void ExpertCache::claim(uint32_t size_class, uint32_t slot) {
+void ExpertCache::claim_memory(uint32_t size_class, uint32_t slot) {
   const uint64_t slot_bytes = classes_[size_class].slot_bytes;
   arena_.claim(pools_[size_class].offset + slot_bytes * slot, slot_bytes + kReadableTailBytes);
 }
@@ -94,19 +94,56 @@ std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class, bool spare_a
 uint8_t* ExpertCache::acquire(RecordIndex record, bool spare_awaited) {
   Entry& wanted = cached_entry(record);
   if (wanted.state != State::absent) throw std::logic_error("record " + std::to_string(record) + " has a slot already");
+  evict_until_free(wanted.size_class, kept_free(wanted.size_class) + size_t{1}, spare_awaited);
+  return pools_[wanted.size_class].free_slots.empty() ? nullptr : fill(record);
+}
+
+uint8_t* ExpertCache::fill(RecordIndex record) {
+  Entry& wanted = entries_[record];
   Pool& pool = pools_[wanted.size_class];
-  if (pool.free_slots.empty()) {
-    const std::optional<RecordIndex> evicted = victim(wanted.size_class, spare_awaited);
-    if (!evicted) return nullptr;
-    evict(*evicted);
-  }
   wanted.slot = pool.free_slots.back();
   pool.free_slots.pop_back();
   pool.occupants[wanted.slot] = record;
   wanted.state = State::filling;
   wanted.pins = 1;
-  claim(wanted.size_class, wanted.slot);
+  claim_memory(wanted.size_class, wanted.slot);
   return slot_data(wanted.size_class, wanted.slot);
+}
+
+// As far as there is somebody to evict.
+void ExpertCache::evict_until_free(uint32_t size_class, size_t slots, bool spare_awaited) {
+  while (pools_[size_class].free_slots.size() < slots) {
+    const std::optional<RecordIndex> evicted = victim(size_class, spare_awaited);
+    if (!evicted) return;
+    evict(*evicted);
+  }
+}
+
+uint32_t ExpertCache::spared(uint32_t size_class) const {
+  const uint32_t slots = classes_.at(size_class).slots;
+  return std::min(spare_slots_, slots > kSlotsMin ? slots - kSlotsMin : 0);
+}
+
+uint32_t ExpertCache::kept_free(uint32_t size_class) const {
+  const uint32_t spare = spared(size_class);
+  return spare - std::min(spare, pools_[size_class].ahead);
+}
+
+uint8_t* ExpertCache::acquire_ahead(RecordIndex record) {
+  Entry& wanted = cached_entry(record);
+  Pool& pool = pools_[wanted.size_class];
+  if (wanted.state != State::absent || kept_free(wanted.size_class) == 0) return nullptr;
+  // Those that were claimed took spared slots with them: the others make up for it.
+  evict_until_free(wanted.size_class, kept_free(wanted.size_class), false);
+  if (pool.free_slots.empty()) return nullptr;
+  wanted.ahead = true;
+  ++pool.ahead;
+  return fill(record);
+}
+
+void ExpertCache::claim(RecordIndex record) {
+  Entry& found = cached_entry(record);
+  if (std::exchange(found.ahead, false)) --pools_[found.size_class].ahead;
 }
 
 void ExpertCache::admit(RecordIndex record) {
@@ -119,6 +156,7 @@ void ExpertCache::admit(RecordIndex record) {
 void ExpertCache::discard(RecordIndex record) {
   Entry& found = cached_entry(record);
   if (found.state != State::filling) throw std::logic_error("discarded a record that was not being read");
+  claim(record);
   Pool& pool = pools_[found.size_class];
   pool.occupants[found.slot].reset();
   pool.free_slots.push_back(found.slot);
@@ -188,7 +226,7 @@ void ExpertCache::resize(uint32_t size_class, uint32_t slots) {
     const RecordIndex moved = *pool.occupants[slot];
     const uint32_t target = pool.free_slots.back();  // the lowest free slot; below `slots`, as the survivors fit there
     pool.free_slots.pop_back();
-    claim(size_class, target);
+    claim_memory(size_class, target);
     std::memcpy(slot_data(size_class, target), slot_data(size_class, slot), shape.slot_bytes);
     pool.occupants[target] = moved;
     entries_[moved].slot = target;

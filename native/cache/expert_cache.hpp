@@ -24,6 +24,7 @@ struct SizeClass {
 
 class ExpertCache {
  public:
+  static constexpr uint32_t kSlotsMin = 2;            // without which reads and computation could not overlap
   static constexpr uint32_t kNotCached = UINT32_MAX;  // class of records that never enter the cache (dense ones)
 
   // `base_offset`: where in the arena the pool begins. `class_of_record` has one entry per record.
@@ -44,6 +45,16 @@ class ExpertCache {
   // nullptr if every slot of the class is pinned or, with `spare_awaited`, holds a record that the pass at hand is
   // likely to ask for in a layer to come.
   uint8_t* acquire(RecordIndex record, bool spare_awaited = false);
+
+  // Keeps that many slots of every class for records that may turn out not to be needed: the others share the rest, of
+  // which at least kSlotsMin are left. They are lent out again when a request has pinned everything else.
+  void spare(uint32_t slots) { spare_slots_ = slots; }
+  // Like acquire(), from the slots that were spared; nullptr if there is none, or the record is not absent. It pushes
+  // nobody out of the slots that are left to the others.
+  uint8_t* acquire_ahead(RecordIndex record);
+  // The record is needed: from now on as if it had been acquired. discard() gives it up instead.
+  void claim(RecordIndex record);
+  uint32_t spared(uint32_t size_class) const;
   void admit(RecordIndex record);    // its bytes are there and verified; stays pinned
   void discard(RecordIndex record);  // reading failed: the slot is free again
   void evict(RecordIndex record);    // must be resident and not pinned
@@ -73,25 +84,31 @@ class ExpertCache {
     uint32_t slot = 0;
     uint32_t pins = 0;
     State state = State::absent;
+    bool ahead = false;  // acquired by acquire_ahead(), not yet claimed
   };
   struct Pool {
     uint64_t offset = 0;               // in the arena
     std::vector<uint32_t> free_slots;  // the next one to use is last
     std::vector<std::optional<RecordIndex>> occupants;
     std::unique_ptr<EvictionPolicy> policy;
+    uint32_t ahead = 0;  // slots that acquire_ahead() has given out
   };
 
   const Entry& entry(RecordIndex record) const;
   Entry& cached_entry(RecordIndex record);
   uint8_t* slot_data(uint32_t size_class, uint32_t slot) const;
-  void claim(uint32_t size_class, uint32_t slot);
+  void claim_memory(uint32_t size_class, uint32_t slot);
   std::optional<RecordIndex> victim(uint32_t size_class, bool spare_awaited = false);
+  uint32_t kept_free(uint32_t size_class) const;
+  void evict_until_free(uint32_t size_class, size_t slots, bool spare_awaited);
+  uint8_t* fill(RecordIndex record);
 
   Arena& arena_;
   std::vector<SizeClass> classes_;
   std::vector<Pool> pools_;
   std::vector<Entry> entries_;
   Sweep sweep_;
+  uint32_t spare_slots_ = 0;
   uint64_t evictions_ = 0;
 };
 

@@ -8,6 +8,10 @@
 namespace zipmoe {
 namespace {
 
+// The disk reads blocks of this length as fast as longer ones, and is done with those under way in a millisecond or
+// two.
+constexpr uint64_t kBackgroundChunkBytes = uint64_t{1} << 20;
+
 double seconds_between(std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
@@ -32,41 +36,56 @@ bool ReadQueue::push(const ReadJob& job) {
   }
   auto pending = std::make_shared<Pending>();
   pending->job = job;
-  const auto chunks = [this](uint64_t bytes) { return (bytes + chunk_bytes_ - 1) / chunk_bytes_; };
-  pending->chunks_left = static_cast<uint32_t>(chunks(job.split) + chunks(job.length - job.split));
+  pending->background = job.background;
   bool turned_away;
   {
     std::unique_lock lock(mutex_);
     room_available_.wait(lock, [this] { return outstanding_ < capacity_; });
     pending->submitted = Clock::now();
     if (outstanding_++ == 0) busy_since_ = pending->submitted;
-    queue_.push_back(std::move(pending));
+    if (job.background) {
+      background_.push_back(std::move(pending));
+    } else {
+      ++foreground_;
+      queue_.push_back(std::move(pending));
+    }
     turned_away = std::exchange(turned_away_, false);
   }
   work_available_.notify_all();
   return turned_away;
 }
 
+bool ReadQueue::available() const {
+  if (!queue_.empty()) return true;
+  if (foreground_ > 0 && !stopping_) return false;
+  return std::ranges::any_of(background_, [](const auto& pending) { return !pending->all_taken(); });
+}
+
+// There is one.
 ReadChunk ReadQueue::take_first() {
-  std::shared_ptr<Pending> pending = queue_.front();
+  const bool foreground = !queue_.empty();
+  std::shared_ptr<Pending> pending =
+      foreground ? queue_.front() : *std::ranges::find_if(background_, [](const auto& p) { return !p->all_taken(); });
   const uint64_t begin = pending->next_chunk;
-  const uint64_t length = std::min(chunk_bytes_, pending->job.contiguous_bytes(begin));
-  pending->next_chunk = begin + length;
-  if (pending->next_chunk == pending->job.length) queue_.pop_front();
   const bool skip = stopping_ || pending->error_number != 0;
+  const uint64_t longest = pending->background ? std::min(chunk_bytes_, kBackgroundChunkBytes) : chunk_bytes_;
+  const uint64_t length = skip ? pending->job.length - begin : std::min(longest, pending->job.contiguous_bytes(begin));
+  pending->next_chunk = begin + length;
+  ++pending->chunks_under_way;
+  if (foreground && pending->all_taken()) queue_.pop_front();
   return {std::move(pending), begin, length, skip};
 }
 
 std::optional<ReadChunk> ReadQueue::take() {
   std::unique_lock lock(mutex_);
-  work_available_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-  if (queue_.empty()) return std::nullopt;
+  work_available_.wait(lock, [this] { return stopping_ || available(); });
+  if (!available()) return std::nullopt;
   return take_first();
 }
 
 std::optional<ReadChunk> ReadQueue::try_take() {
   std::lock_guard lock(mutex_);
-  if (queue_.empty()) {
+  if (!available()) {
     turned_away_ = true;
     return std::nullopt;
   }
@@ -75,11 +94,17 @@ std::optional<ReadChunk> ReadQueue::try_take() {
 
 std::optional<FinishedRead> ReadQueue::finish(const ReadChunk& chunk, const ReadOutcome& outcome) {
   Pending& pending = *chunk.pending_;
+  bool idle = false;
   {
     std::lock_guard lock(mutex_);
     pending.bytes += outcome.bytes;
     if (pending.error_number == 0) pending.error_number = outcome.error_number;
-    if (--pending.chunks_left > 0) return std::nullopt;
+    if (--pending.chunks_under_way > 0 || !pending.all_taken()) return std::nullopt;
+    if (pending.background) {
+      std::erase(background_, chunk.pending_);
+    } else {
+      idle = --foreground_ == 0 && !background_.empty();
+    }
     const Clock::time_point now = Clock::now();
     const double latency = seconds_between(pending.submitted, now);
     counters_.reads += 1;
@@ -88,6 +113,7 @@ std::optional<FinishedRead> ReadQueue::finish(const ReadChunk& chunk, const Read
     counters_.longest_seconds = std::max(counters_.longest_seconds, latency);
     if (--outstanding_ == 0) counters_.busy_seconds += seconds_between(busy_since_, now);
   }
+  if (idle) work_available_.notify_all();
   room_available_.notify_one();
   return FinishedRead{pending.job.sink, {pending.job.tag, pending.bytes, pending.error_number}};
 }
@@ -97,6 +123,36 @@ void ReadQueue::cancel() noexcept {
   for (const std::shared_ptr<Pending>& pending : queue_) {
     if (pending->error_number == 0) pending->error_number = ECANCELED;
   }
+}
+
+bool ReadQueue::promote(uint64_t tag) noexcept {
+  bool begun = true;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found =
+        std::ranges::find_if(background_, [tag](const auto& pending) { return pending->job.tag == tag; });
+    if (found == background_.end()) return true;
+    const std::shared_ptr<Pending> pending = *found;
+    background_.erase(found);
+    pending->background = false;
+    ++foreground_;
+    begun = pending->next_chunk > 0;
+    if (!pending->all_taken()) queue_.push_back(pending);
+  }
+  work_available_.notify_all();
+  return begun;
+}
+
+void ReadQueue::cancel_background() noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    for (const std::shared_ptr<Pending>& pending : background_) {
+      if (pending->error_number != 0 || pending->all_taken()) continue;
+      pending->error_number = ECANCELED;
+      queue_.push_front(pending);  // to be skipped at once, whoever else is being read
+    }
+  }
+  work_available_.notify_all();
 }
 
 void ReadQueue::stop() noexcept {

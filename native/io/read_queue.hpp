@@ -1,4 +1,5 @@
-// Reads submitted and not yet completed, whatever carries them out: bounded, cut into chunks, counted.
+// Reads submitted and not yet completed, whatever carries them out: bounded, cut into chunks, counted. Background reads
+// get chunks only while no other read is outstanding, and small ones, so that whoever comes waits for little.
 #pragma once
 
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "io/reader.hpp"
 #include "io/source_file.hpp"
@@ -28,9 +30,11 @@ class ReadChunk {
   friend class ReadQueue;
   struct Pending {
     ReadJob job;
-    uint64_t next_chunk = 0;   // byte offset in the job of the first chunk that nobody has taken
-    uint32_t chunks_left = 0;  // not yet finished
+    bool background = false;        // no longer that of the job once it was promoted
+    uint64_t next_chunk = 0;        // byte offset in the job of the first chunk that nobody has taken
+    uint32_t chunks_under_way = 0;  // taken and not finished
     uint64_t bytes = 0;
+    bool all_taken() const { return next_chunk == job.length; }
     int error_number = 0;
     std::chrono::steady_clock::time_point submitted;
   };
@@ -59,15 +63,19 @@ class ReadQueue {
   // Waits while the queue is full; throws std::out_of_range, std::invalid_argument. Returns whether somebody has
   // tried to take a chunk since the last push, and went away without one.
   bool push(const ReadJob& job);
-  // The next chunk, in the order of the reads; waits for one. Nothing: the queue was stopped, and is empty.
+  // The next chunk, in the order of the reads, those in the background last; waits for one. Nothing: the queue was
+  // stopped, and is empty.
   std::optional<ReadChunk> take();
   // The same without waiting. Nothing: there is none now.
   std::optional<ReadChunk> try_take();
   // Counts the chunk as done. Returns the read if that was its last one.
   std::optional<FinishedRead> finish(const ReadChunk& chunk, const ReadOutcome& outcome);
 
-  // What has not been taken yet will be skipped.
+  // What has not been taken yet will be skipped; not of background reads.
   void cancel() noexcept;
+  // See Reader.
+  bool promote(uint64_t tag) noexcept;
+  void cancel_background() noexcept;
   // The same for all that follows, and lets `take` end.
   void stop() noexcept;
   bool stopped() const;
@@ -77,6 +85,7 @@ class ReadQueue {
   using Clock = std::chrono::steady_clock;
   using Pending = ReadChunk::Pending;
 
+  bool available() const;
   ReadChunk take_first();
 
   const uint32_t files_;
@@ -85,8 +94,10 @@ class ReadQueue {
   mutable std::mutex mutex_;
   std::condition_variable work_available_;
   std::condition_variable room_available_;
-  std::deque<std::shared_ptr<Pending>> queue_;  // reads with chunks that nobody has taken
+  std::deque<std::shared_ptr<Pending>> queue_;        // reads with chunks that nobody has taken
+  std::vector<std::shared_ptr<Pending>> background_;  // all that are outstanding, in their order
   uint32_t outstanding_ = 0;
+  uint32_t foreground_ = 0;   // of these, reads that are not in the background
   bool turned_away_ = false;  // by try_take
   bool stopping_ = false;
   Clock::time_point busy_since_;

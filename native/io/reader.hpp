@@ -36,6 +36,8 @@ struct ReadJob {
   // One read into two places: the bytes from this position on go to `rest_destination`. 0: all go to `destination`.
   uint64_t split = 0;
   uint8_t* rest_destination = nullptr;
+  // For what may turn out not to be needed: begins only while no other read is outstanding.
+  bool background = false;
 
   // Bytes from `position` on that lie together in memory.
   uint64_t contiguous_bytes(uint64_t position) const { return (position < split ? split : length) - position; }
@@ -58,8 +60,14 @@ class Reader {
   // Queues one read; blocks while the queue is full. Every submitted read is completed exactly once, if need be with an
   // error. Must not be called from a sink.
   virtual void submit(const ReadJob& job) = 0;
-  // What has been submitted and not yet begun is completed with ECANCELED; reads under way go on.
+  // What has been submitted and not yet begun is completed with ECANCELED; reads under way go on, and background reads
+  // stay as they are.
   virtual void cancel() noexcept = 0;
+  // The background read with this tag is an ordinary one from now on, behind those that were submitted before. Returns
+  // whether it had begun. A reader without precedence reads everything in its order.
+  virtual bool promote(uint64_t /*tag*/) noexcept { return true; }
+  // Background reads are completed with ECANCELED, as far as they have not begun: of one that is being read, blocks.
+  virtual void cancel_background() noexcept {}
   virtual ReadCounters counters() const = 0;
   // "direct" or "buffered".
   virtual std::string mode() const = 0;

@@ -28,6 +28,8 @@ class ThreadPoolReader final : public Reader {
 
   void submit(const ReadJob& job) override { queue_.push(job); }
   void cancel() noexcept override { queue_.cancel(); }
+  bool promote(uint64_t tag) noexcept override { return queue_.promote(tag); }
+  void cancel_background() noexcept override { queue_.cancel_background(); }
   ReadCounters counters() const override { return queue_.counters(); }
   std::string mode() const override { return files_.mode(); }
   std::string fallback_reason() const override { return files_.fallback_reason(); }

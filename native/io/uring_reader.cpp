@@ -62,6 +62,17 @@ void UringReader::submit(const ReadJob& job) {
   if (queue_.push(job)) wake_event_.signal();
 }
 
+bool UringReader::promote(uint64_t tag) noexcept {
+  const bool begun = queue_.promote(tag);
+  wake_event_.signal();
+  return begun;
+}
+
+void UringReader::cancel_background() noexcept {
+  queue_.cancel_background();
+  wake_event_.signal();
+}
+
 void UringReader::serve(std::promise<void> ready) {
   std::optional<UringRing> ring;
   try {

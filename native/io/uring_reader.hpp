@@ -35,6 +35,8 @@ class UringReader final : public Reader {
 
   void submit(const ReadJob& job) override;
   void cancel() noexcept override { queue_.cancel(); }
+  bool promote(uint64_t tag) noexcept override;
+  void cancel_background() noexcept override;
   ReadCounters counters() const override { return queue_.counters(); }
   std::string mode() const override { return files_.mode(); }
   std::string fallback_reason() const override { return files_.fallback_reason(); }

@@ -198,7 +198,8 @@ void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order,
   requested_ = records;
   replay_request(records);
   if (!pool_memory_) {
-    request_ = std::make_unique<ExpertRequest>(*cache_, *loader_, std::move(records), order);
+    request_ = std::make_unique<ExpertRequest>(*cache_, *loader_, std::move(records), order, look_ahead_.get());
+    start_predicted();
     return;
   }
   const uint32_t group = records.empty() ? 0 : pool_memory_->expert(records.front()).group;
@@ -353,69 +354,6 @@ std::optional<uint64_t> Engine::decoded_offset(RecordIndex record, uint32_t matr
   return static_cast<uint64_t>(decoded - arena_->data());
 }
 
-void Engine::resize_pools(std::span<const PoolSlots> slots) {
-  std::lock_guard lock(mutex_);
-  require_open();
-  if (!pool_memory_) throw std::logic_error("this engine has one pool of whole records");
-  if (request_) throw std::logic_error("the pools cannot change their sizes while a request is open");
-  const std::vector<PoolGroup>& groups = options_.pools->groups;
-  if (slots.size() != groups.size()) throw std::invalid_argument("every group needs its numbers of slots");
-  for (uint32_t group = 0; group < groups.size(); ++group) {
-    for (uint32_t pool = 0; pool < kPools; ++pool) {
-      if (slots[group].experts[pool] > groups[group].slots.experts[pool]) {
-        throw std::invalid_argument("more slots than at the beginning");
-      }
-    }
-  }
-  for (uint32_t group = 0; group < groups.size(); ++group) {
-    if (replay_) replay_->resize(group, slots[group]);
-    for (const Transition& move : dispatch_[group]->resize(slots[group])) {
-      const RecordIndex record = groups[group].experts[move.expert];
-      StagedParts staged;
-      if (move.from == Residency::full && move.to == Residency::sign_mantissa &&
-          pool_memory_->stage_sign_mantissa(record, staged)) {
-        demote_to_sign_mantissa(table_, *pool_memory_, record, std::move(staged));
-      } else {
-        pool_memory_->settle(record, {}, move.to);
-      }
-    }
-  }
-  pool_memory_->resize(slots);
-}
-
-void Engine::resize_pool(uint32_t size_class, uint32_t slots) {
-  std::lock_guard lock(mutex_);
-  require_open();
-  if (pool_memory_) throw std::logic_error("this engine has pools by residency");
-  if (request_) throw std::logic_error("the pool cannot change its size while a request is open");
-  if (slots == 0) throw std::invalid_argument("every size class needs a slot");
-  cache_->resize(size_class, slots);
-  if (replay_) replay_->resize(size_class, {{0, slots, 0, 0}});
-}
-
-std::vector<SizeClass> Engine::size_classes() const {
-  std::lock_guard lock(mutex_);
-  return cache_ ? cache_->classes() : std::vector<SizeClass>();
-}
-
-std::vector<PoolSlots> Engine::pool_slots() const {
-  std::lock_guard lock(mutex_);
-  std::vector<PoolSlots> slots;
-  if (!pool_memory_) return slots;
-  for (const PoolGroup& group : pool_memory_->groups()) slots.push_back(group.slots);
-  return slots;
-}
-
-std::vector<PoolSlots> Engine::pool_occupancy() const {
-  std::lock_guard lock(mutex_);
-  std::vector<PoolSlots> occupancy;
-  if (!pool_memory_) return occupancy;
-  for (uint32_t group = 0; group < pool_memory_->groups().size(); ++group) {
-    occupancy.push_back(pool_memory_->held(group));
-  }
-  return occupancy;
-}
-
 uint64_t Engine::pool_bytes() const {
   std::lock_guard lock(mutex_);
   return pool_memory_ ? pool_memory_->slot_bytes() : cache_->pool_bytes();
@@ -466,6 +404,7 @@ EngineCounters Engine::with_parts(EngineCounters counted) const {
     counted.ahead_bytes = ahead_->counters().bytes;
     counted.decompress_ahead_seconds = ahead_->counters().seconds;
   }
+  if (look_ahead_) counted.look_ahead = look_ahead_->counters();
   counted.verify_seconds = verifier_.seconds();
   if (replay_) counted.policy_changes = replay_->changes();
   if (const RowReader* rows = dense_->row_reader()) {
@@ -485,6 +424,7 @@ EngineCounters Engine::with_request(EngineCounters counted) const {
   if (!request_) return counted;
   counted.hits += request_->hits();
   counted.misses += request_->misses();
+  counted.prefetched += request_->prefetched();
   counted.wait_seconds += request_->wait_seconds();
   if (pooled_request_ == nullptr) {
     counted.by_residency[static_cast<size_t>(Residency::both_chunks)] += request_->hits();

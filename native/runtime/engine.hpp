@@ -76,6 +76,8 @@ struct ExpertNetwork {
 struct EngineCounters {
   uint64_t hits = 0;
   uint64_t misses = 0;
+  uint64_t prefetched = 0;  // requested experts whose reads had begun before: neither hits nor misses
+  LookAheadCounters look_ahead;
   uint64_t evictions = 0;
   // Requested experts by what of them was in memory, in the order of Residency.
   std::array<uint64_t, kPools + 1> by_residency{};
@@ -114,6 +116,12 @@ class Engine {
   void end_request();
   // The same for a request that turned out not to be needed: it counts neither as a request nor as hits and misses.
   void abandon_request();
+
+  // From now on that many slots of every size class are kept for predictions; throws std::logic_error with pools.
+  void enable_look_ahead(uint32_t slots);
+  // What the request after the present one, or after the next one if none is open, will probably ask for, the likeliest
+  // first. Any request drops the predictions that are not its own. Ignored unless look-ahead is enabled.
+  void predict(std::vector<RecordIndex> records);
 
   // Decodes rows row_begin .. row_end - 1 of a matrix into a buffer of at least that many weights. The record must be
   // dense and loaded, or handed out by the open request.
@@ -187,6 +195,7 @@ class Engine {
   EngineCounters with_request(EngineCounters counted) const;
   void account_request();
   void drop_request();
+  void start_predicted();
   MatrixView readable_view(RecordIndex record, uint32_t matrix) const;
   template <typename Decode>
   void count_decoding(RecordIndex record, uint64_t weights, Decode decode);
@@ -216,6 +225,8 @@ class Engine {
   std::unique_ptr<PoolMemory> pool_memory_;            // instead of the cache
   std::vector<std::unique_ptr<LayerPools>> dispatch_;  // by group
   std::unique_ptr<PolicyReplay> replay_;               // where the policy is chosen by replay
+  std::unique_ptr<LookAhead> look_ahead_;              // without pools, if it is enabled
+  std::vector<RecordIndex> predicted_;                 // for the request after the next one
   std::unique_ptr<LayerRequest> request_;
   PooledRequest* pooled_request_ = nullptr;  // the same, if it is one
   std::optional<RecordIndex> handed_out_;

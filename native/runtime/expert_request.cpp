@@ -12,7 +12,7 @@ constexpr uint64_t kPendingThatEvictAwaited = 8;
 }  // namespace
 
 ExpertRequest::ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vector<RecordIndex> records,
-                             HandOutOrder order)
+                             HandOutOrder order, LookAhead* ahead)
     : cache_(cache), loader_(loader), order_(order), left_(records.size()) {
   cache_.requested(records);
   items_.reserve(records.size());
@@ -29,7 +29,29 @@ ExpertRequest::ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vect
   for (const Item& item : items_) {
     if (item.state == State::hit) cache_.pin(item.record);
   }
+  if (ahead != nullptr) take_over(*ahead);
   issue_reads();
+}
+
+void ExpertRequest::take_over(LookAhead& ahead) {
+  for (Item& item : items_) {
+    if (item.state != State::unissued) continue;
+    const std::optional<LookAhead::Taken> taken = ahead.take(item.record);
+    if (!taken) continue;
+    if (!taken->outcome) {
+      item.state = State::reading;
+      ++reading_;
+    } else if (taken->outcome->failure) {  // read again: an error is the request's own
+      cache_.discard(item.record);
+      continue;
+    } else {
+      cache_.admit(item.record);
+      item.state = State::ready;
+      ready_.push_back(static_cast<size_t>(&item - items_.data()));
+    }
+    prefetched_ += taken->begun ? 1 : 0;
+  }
+  ahead.drop();
 }
 
 ExpertRequest::~ExpertRequest() {

@@ -10,14 +10,17 @@
 
 #include "cache/expert_cache.hpp"
 #include "runtime/layer_request.hpp"
+#include "runtime/look_ahead.hpp"
 #include "runtime/record_loader.hpp"
 
 namespace zipmoe {
 
 class ExpertRequest final : public LayerRequest {
  public:
-  // `records` must be distinct. Pins the hits and starts as many reads as there are slots.
-  ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vector<RecordIndex> records, HandOutOrder order);
+  // `records` must be distinct. Pins the hits and starts as many reads as there are slots. Takes over what `ahead` has
+  // read of them, and drops the rest; none: nullptr.
+  ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vector<RecordIndex> records, HandOutOrder order,
+                LookAhead* ahead = nullptr);
   // Cancels reads that have not begun and waits for the others; what arrived intact stays resident.
   ~ExpertRequest() override;
   ExpertRequest(const ExpertRequest&) = delete;
@@ -25,7 +28,8 @@ class ExpertRequest final : public LayerRequest {
 
   RequestStep next(std::chrono::milliseconds timeout) override;
   uint64_t hits() const override { return hits_; }
-  uint64_t misses() const override { return items_.size() - hits_; }
+  uint64_t misses() const override { return items_.size() - hits_ - prefetched_; }
+  uint64_t prefetched() const override { return prefetched_; }
   double wait_seconds() const override { return wait_seconds_; }
 
  private:
@@ -36,6 +40,7 @@ class ExpertRequest final : public LayerRequest {
     State state;
   };
 
+  void take_over(LookAhead& ahead);
   void issue_reads();
   void make_room_for_head();
   void settle(const LoadOutcome& outcome);
@@ -49,6 +54,7 @@ class ExpertRequest final : public LayerRequest {
   std::deque<size_t> ready_;  // misses that arrived, in order of arrival (as_available)
   size_t next_unissued_ = 0;  // reads are issued in the order of items_
   size_t head_ = 0;           // ascending: the next item; as_available: the next hit
+  uint64_t prefetched_ = 0;
   uint64_t hits_ = 0;
   uint64_t reading_ = 0;
   uint64_t pending_ = 0;  // reading, or ready

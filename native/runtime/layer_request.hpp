@@ -23,7 +23,8 @@ class LayerRequest {
   virtual RequestStep next(std::chrono::milliseconds timeout) = 0;
 
   virtual uint64_t hits() const = 0;    // nothing was read for them
-  virtual uint64_t misses() const = 0;  // the others
+  virtual uint64_t misses() const = 0;  // the others, but those whose reads had begun before they were asked for
+  virtual uint64_t prefetched() const { return 0; }
   // Time that callers spent in next() waiting for reads.
   virtual double wait_seconds() const = 0;
 };

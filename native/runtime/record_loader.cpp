@@ -1,5 +1,6 @@
 #include "runtime/record_loader.hpp"
 
+#include <algorithm>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -14,11 +15,45 @@ RecordLoader::RecordLoader(const RecordTable& table, RecordVerifier& verifier, s
       loads_(2 * static_cast<size_t>(table.size())),
       reader_(std::move(reader)) {}
 
-void RecordLoader::start(RecordIndex record, uint8_t* destination) {
+ReadJob RecordLoader::whole_record(RecordIndex record, uint8_t* destination) {
   const Record& entry = table_[record];
-  submit(record,
-         {.file = entry.file, .offset = entry.offset, .length = entry.length, .destination = destination, .sink = this},
-         table_.places(record, destination), {true, true});
+  return {.file = entry.file, .offset = entry.offset, .length = entry.length, .destination = destination, .sink = this};
+}
+
+void RecordLoader::start(RecordIndex record, uint8_t* destination) {
+  submit(record, whole_record(record, destination), table_.places(record, destination), {true, true});
+}
+
+void RecordLoader::start_ahead(RecordIndex record, uint8_t* destination) {
+  ReadJob job = whole_record(record, destination);
+  job.background = true;
+  submit(record, job, table_.places(record, destination), {true, true});
+}
+
+RecordLoader::Adopted RecordLoader::adopt(RecordIndex record) {
+  const uint64_t tag = record;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(ahead_outcomes_,
+                                            [record](const LoadOutcome& outcome) { return outcome.record == record; });
+    if (found != ahead_outcomes_.end()) {
+      Adopted adopted{.begun = true, .outcome = std::move(*found)};
+      ahead_outcomes_.erase(found);
+      return adopted;
+    }
+    loads_[tag].ahead = false;
+    ++outstanding_;
+  }
+  return {.begun = reader_->promote(tag), .outcome = {}};
+}
+
+std::optional<LoadOutcome> RecordLoader::take_ahead(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  if (timeout.count() > 0) arrived_.wait_for(lock, timeout, [this] { return !ahead_outcomes_.empty(); });
+  if (ahead_outcomes_.empty()) return std::nullopt;
+  LoadOutcome outcome = std::move(ahead_outcomes_.front());
+  ahead_outcomes_.pop_front();
+  return outcome;
 }
 
 void RecordLoader::start_parts(RecordIndex record, const std::array<uint8_t*, 2>& places,
@@ -45,8 +80,8 @@ void RecordLoader::submit(RecordIndex record, ReadJob job, const PartPlaces& pla
   job.tag = missing[0] ? record : uint64_t{table_.size()} + record;
   {
     std::lock_guard lock(mutex_);
-    loads_[job.tag] = {record, places, missing, job.offset, job.length};
-    ++outstanding_;
+    loads_[job.tag] = {record, places, missing, job.offset, job.length, job.background};
+    if (!job.background) ++outstanding_;
   }
   reader_->submit(job);
 }
@@ -67,7 +102,8 @@ void RecordLoader::read_completed(const ReadCompletion& completion) noexcept {
         if (load.missing[extent]) part_bytes_[extent] += table_.part(load.record, extent).length;
       }
     }
-    outcomes_.push_back({load.record, load.missing, std::move(failure)});
+    (load.ahead ? ahead_outcomes_ : outcomes_)
+        .push_back({load.record, load.missing, std::move(failure), completion.bytes});
   }
   arrived_.notify_one();
 }

@@ -28,6 +28,7 @@ struct LoadOutcome {
   RecordIndex record = 0;
   std::array<bool, 2> parts{};         // that were read, by extent
   std::optional<LoadFailure> failure;  // none: they are there and verified
+  uint64_t read_bytes = 0;
 };
 
 // Hears of parts that are there and verified before anybody takes the outcome, on a thread of the reader. Must not
@@ -50,13 +51,25 @@ class RecordLoader final : public ReadSink {
   // Reads the parts (by extent) that are `missing`, each to its place, all of them in one read; the other parts have
   // places, too, whether they are there or on their way. For records whose parts begin at multiples of 4096.
   void start_parts(RecordIndex record, const std::array<uint8_t*, 2>& places, const std::array<bool, 2>& missing);
-  // The next outcome, in order of completion; nothing if none arrived in time.
+  // Like start(), in the background, for a record that may turn out not to be needed.
+  void start_ahead(RecordIndex record, uint8_t* destination);
+  // Such a load becomes an ordinary one, unless its outcome is there already.
+  struct Adopted {
+    bool begun = true;  // some of it had been read, or was being read
+    std::optional<LoadOutcome> outcome;
+  };
+  Adopted adopt(RecordIndex record);
+  // Of the loads in the background, what has not begun fails soon; their outcomes must still be taken.
+  void cancel_ahead() noexcept { reader_->cancel_background(); }
+  // The next outcome of a load in the background; without a timeout only if there is one now.
+  std::optional<LoadOutcome> take_ahead(std::chrono::milliseconds timeout = {});
+  // The next outcome, in order of completion; nothing if none arrived in time. Not of loads in the background.
   std::optional<LoadOutcome> wait(std::chrono::milliseconds timeout);
   // The next outcome if there is one now.
   std::optional<LoadOutcome> poll();
-  // Loads that have not begun fail soon; their outcomes must still be taken.
+  // Ordinary loads that have not begun fail soon; their outcomes must still be taken.
   void cancel() noexcept { reader_->cancel(); }
-  // Loads started whose outcome has not been taken.
+  // Ordinary loads started whose outcome has not been taken.
   uint64_t outstanding() const;
 
   void read_completed(const ReadCompletion& completion) noexcept override;
@@ -70,6 +83,7 @@ class RecordLoader final : public ReadSink {
   std::optional<LoadOutcome> take_first();
   std::optional<LoadFailure> examine(const ReadCompletion& completion) const noexcept;
   void submit(RecordIndex record, ReadJob job, const PartPlaces& places, const std::array<bool, 2>& missing);
+  ReadJob whole_record(RecordIndex record, uint8_t* destination);
 
   const RecordTable& table_;
   RecordVerifier& verifier_;
@@ -80,14 +94,15 @@ class RecordLoader final : public ReadSink {
     std::array<bool, 2> missing{};
     uint64_t offset = 0;  // in the file
     uint64_t length = 0;
+    bool ahead = false;  // guarded by the mutex; the others are written before the read is submitted
   };
 
-  // By tag: the record or, of reads without its first part, that and the number of records. Written before the read is
-  // submitted.
+  // By tag: the record or, of reads without its first part, that and the number of records.
   std::vector<Load> loads_;
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::deque<LoadOutcome> outcomes_;
+  std::deque<LoadOutcome> ahead_outcomes_;
   uint64_t outstanding_ = 0;
   std::array<uint64_t, 2> part_bytes_{};
   std::unique_ptr<Reader> reader_;  // last: its threads use everything above

@@ -40,8 +40,15 @@ def expected(talking_source: Path) -> tuple[list[int], str]:
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["--exact"], ["--exact", "--combine", "eager"], ["--pools", "F=1,C=2"], ["--io", "buffered"]],
-    ids=["default", "exact", "eager", "pools", "buffered"],
+    [
+        [],
+        ["--exact"],
+        ["--exact", "--combine", "eager"],
+        ["--pools", "F=1,C=2"],
+        ["--io", "buffered"],
+        ["--look-ahead"],
+    ],
+    ids=["default", "exact", "eager", "pools", "buffered", "look-ahead"],
 )
 def test_tokens_and_text_of_plain_transformers(
     talking_packed: Path, expected: tuple[list[int], str], options: list[str], capsys: pytest.CaptureFixture[str]

@@ -103,6 +103,13 @@ def run_command(
         str | None,
         typer.Option(help="Keep all threads on these CPUs, e.g. 0-3,6 [default: those that the process may use]"),
     ] = None,
+    look_ahead: Annotated[
+        bool,
+        typer.Option(
+            "--look-ahead/--no-look-ahead",
+            help="Read in idle disk time what the next layer will probably need; needs --pools none",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""
@@ -155,6 +162,7 @@ def run_command(
         trace=trace,
         policy=policy,
         half_life_steps=half_life,
+        look_ahead=look_ahead,
     )
     model = zipmoe.load(opened, experts_implementation=combine, quantization_config=settings)
     mode_line = model.zipmoe_mode_line()

@@ -20,6 +20,8 @@ class EngineCounters:
     """Requested experts that could be used without reading."""
     misses: int = 0
     """Requested experts of which something had to be read."""
+    prefetched: int = 0
+    """Requested experts whose reads look-ahead had begun: neither hits nor misses."""
     full_hits: int = 0
     """Requested experts that were in memory decoded (pool F)."""
     compressed_hits: int = 0
@@ -36,6 +38,14 @@ class EngineCounters:
     """Experts of which nothing was kept."""
     policy_changes: int = 0
     """How often a replay found another policy to be better, and it took over."""
+    predicted_reads: int = 0
+    """Experts that look-ahead queued for reading."""
+    prefetched_bytes: int = 0
+    """Of those that were asked for in time, whole records."""
+    wasted_reads: int = 0
+    """Of those that were not asked for, as far as anything of them was read."""
+    wasted_bytes: int = 0
+    """What was read of them."""
     requests: int = 0
     """Sparse layers executed."""
     reads: int = 0
@@ -84,7 +94,7 @@ class EngineCounters:
     @property
     def hit_rate(self) -> float | None:
         """Hits among requested experts; None before the first request."""
-        requested = self.hits + self.misses
+        requested = self.hits + self.misses + self.prefetched
         return self.hits / requested if requested else None
 
 
@@ -101,6 +111,10 @@ class RunReport:
     hit_rate: float | None
     hits: int
     misses: int
+    prefetched: int
+    """Requested experts whose reads look-ahead had begun; these, hits and misses are all that were requested."""
+    wasted_bytes: int
+    """Read by look-ahead for nothing."""
     hits_by_pool: dict[str, int]
     """Requested experts that were in the pools F, C, S and E."""
     policy: str
@@ -140,7 +154,10 @@ class RunReport:
         if self.tpot_seconds is not None:
             parts.append(f"TPOT {self.tpot_seconds:.4f} s")
         if self.hit_rate is not None:
-            parts.append(f"hit rate {self.hit_rate:.1%} ({self.hits} of {self.hits + self.misses})")
+            requested = self.hits + self.misses + self.prefetched
+            parts.append(f"hit rate {self.hit_rate:.1%} ({self.hits} of {requested})")
+        if self.prefetched or self.wasted_bytes:
+            parts.append(f"looked ahead to {self.prefetched}, {format_bytes(self.wasted_bytes)} of it in vain")
         if any(count for pool, count in self.hits_by_pool.items() if pool != "C"):
             parts.append("found in " + ", ".join(f"{pool} {count}" for pool, count in self.hits_by_pool.items()))
         if self.policy_changes:
@@ -210,6 +227,8 @@ class Statistics:
             hit_rate=run.hit_rate,
             hits=run.hits,
             misses=run.misses,
+            prefetched=run.prefetched,
+            wasted_bytes=run.wasted_bytes,
             hits_by_pool=run.hits_by_pool,
             policy=self._read_policy(),
             policy_changes=run.policy_changes,

@@ -47,6 +47,7 @@ _LOADING_ATTRIBUTES = (
     "half_life_steps",
     "embedding",
     "early_routing",
+    "look_ahead",
 )
 
 
@@ -86,6 +87,9 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             where all experts have room beside them.
         early_routing: where a block computes its shared expert before it routes, ask the router first, so that experts
             are read meanwhile. Results do not depend on it.
+        look_ahead: while a layer of a decode step computes, read in idle disk time what the next layer's router would
+            choose now. Takes two experts' memory from the pool; the mode line says whether it is in effect. Results do
+            not depend on it.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
@@ -112,6 +116,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         half_life_steps: float | None = None,
         embedding: str = "auto",
         early_routing: bool = True,
+        look_ahead: bool = False,
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
         **unknown: Any,
@@ -148,9 +153,8 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.policy = policy
         self.half_life_steps = half_life_steps
         self.embedding = one_of("embedding", embedding, EMBEDDING_PLACES)
-        if not isinstance(early_routing, bool):
-            raise InvalidArgumentError(f"early_routing is {early_routing!r}", hint="give True or False")
-        self.early_routing = early_routing
+        self.early_routing = _true_or_false("early_routing", early_routing)
+        self.look_ahead = _true_or_false("look_ahead", look_ahead)
         self.opened_folder: PackedFolder | None = None
         if mode is not None:
             one_of("mode", mode, MODES)
@@ -189,6 +193,12 @@ def _parse_pools(pools: str | PoolSlots | PoolSettings | None) -> str | PoolSlot
     if not isinstance(pools, str) or pools == PLANNED_POOLS:
         return pools
     return None if pools == NO_POOLS else PoolSlots.parse(pools)
+
+
+def _true_or_false(name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is {value!r}", hint="give True or False")
+    return value
 
 
 def _positive(name: str, value: int | None) -> int | None:

@@ -24,6 +24,7 @@ from zipmoe.hf.engine_slot import refuse_copy, refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.lazy_weight import LazyWeight
+from zipmoe.hf.look_ahead import LookAheadChain
 from zipmoe.hf.packed_module import PackedModule, require_exact_conversion
 from zipmoe.hf.packed_products import why_experts_are_decoded
 from zipmoe.hf.saving import push_folder, save_packed_folder
@@ -123,14 +124,17 @@ class PackedModel(PackedSubModel):
 
     zipmoe_engine: Engine
     zipmoe_mode: str
+    zipmoe_look_ahead: LookAheadChain | None = None
     _zipmoe_folder: PackedFolder
     _zipmoe_cpus: Sequence[int] | None
 
     def zipmoe_mode_line(self) -> str:
-        """What runs: codec, mode, combine order, instruction set, I/O backend, budget, pool and threads."""
+        """What runs: codec, mode, combine order, instruction set, I/O backend, budget, pool, look-ahead and threads."""
         order = combine_order(self.config.get_text_config()._experts_implementation)
-        line = self.zipmoe_engine.mode_line(self._what_runs(), order.value)
-        return "; ".join([line, *thread_notes(self._zipmoe_cpus)])
+        parts = [self.zipmoe_engine.mode_line(self._what_runs(), order.value)]
+        if self.zipmoe_look_ahead is not None:
+            parts.append(self.zipmoe_look_ahead.describe())
+        return "; ".join([*parts, *thread_notes(self._zipmoe_cpus)])
 
     def _what_runs(self) -> str:
         """The numeric mode that was asked for, and what it runs where that is something else."""

@@ -24,6 +24,7 @@ from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.engine_opening import open_engine
 from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
 from zipmoe.hf.fused_steps import fuse_steps
+from zipmoe.hf.look_ahead import LookAheadChain
 from zipmoe.hf.model_guards import guard_model
 from zipmoe.hf.packed_tree import replace_packed_parameters
 from zipmoe.hf.router_discovery import discover_routers
@@ -110,8 +111,11 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
         watch_budget(model, self._slot.engine)
         if self._slot.engine.fused is not None and model.dtype == torch.bfloat16:
             fuse_steps(model)
-        if self.quantization_config.early_routing:
-            discover_routers(model)
+        if self.quantization_config.look_ahead:
+            model.zipmoe_look_ahead = LookAheadChain(self._slot.engine)
+        early, chain = self.quantization_config.early_routing, model.zipmoe_look_ahead
+        if early or chain is not None:
+            discover_routers(model, early=early, chain=chain)
         return model
 
     def is_serializable(self) -> bool:

@@ -1,8 +1,8 @@
-"""Finds the blocks for which early routing pays, by watching what happens in their first call: no table of families.
+"""Finds the routers of blocks by watching what happens in their first call: no table of families.
 
 The router is the block's child that returns a triple whose last item is the tensor of ids that the experts are called
-with. Routing early is possible if the router was given the block's input, flattened at most, and nothing else. It pays
-if a packed linear layer, of the shared expert, ran before the experts.
+with. Asking it early is possible if it was given the block's input, flattened at most, and nothing else. Early routing
+pays if a packed linear layer, of the shared expert, ran before the experts; look-ahead needs no more than the router.
 """
 
 from __future__ import annotations
@@ -16,22 +16,33 @@ from torch import nn
 
 from zipmoe.hf.early_routing import EarlyRouter, EarlyRouting, block_input
 from zipmoe.hf.experts_forward import PackedInterfaceExperts
+from zipmoe.hf.look_ahead import LookAheadChain, RoutedBlock
 from zipmoe.hf.packed_linear import PackedLinear
 
 
-def discover_routers(model: nn.Module) -> None:
-    """Watch the first call of every block of ``model`` with packed experts; route early where it pays from then on."""
+def discover_routers(model: nn.Module, *, early: bool, chain: LookAheadChain | None) -> None:
+    """Watch the first call of every block of ``model`` with packed experts.
+
+    Args:
+        model: the loaded model.
+        early: route early where it pays from then on.
+        chain: gets the blocks whose routers can be asked early, for look-ahead; or None.
+    """
     for block in list(model.modules()):
         names = [name for name, child in block.named_children() if isinstance(child, PackedInterfaceExperts)]
         if len(names) == 1:
-            _Discovery(names[0]).watch(block)
+            if chain is not None:
+                chain.watched += 1
+            _Discovery(names[0], early, chain).watch(block)
 
 
 class _Discovery:
     """Watches one block. Holds no modules, which hold this object's hooks."""
 
-    def __init__(self, experts: str) -> None:
+    def __init__(self, experts: str, early: bool, chain: LookAheadChain | None) -> None:
         self._experts = experts
+        self._early = early
+        self._chain = chain
         self._hooks: list[Any] = []
         self._reset()
 
@@ -41,7 +52,8 @@ class _Discovery:
         self._values: torch.Tensor | None = None
         self._triples: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = []
         self._linear_ran = False
-        self._found: EarlyRouting | None = None
+        self._found: tuple[str, bool] | None = None  # the router's name, and whether its input is flattened
+        self._pays = False
 
     def watch(self, block: nn.Module) -> None:
         """Until its first call has ended."""
@@ -71,13 +83,14 @@ class _Discovery:
             self._triples.append((name, args, kwargs, output))
 
     def _experts_begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() != self._thread or not self._linear_ran:
+        if threading.get_ident() != self._thread:
             return
+        self._pays = self._linear_ran
         inputs = (*args, *kwargs.values())
         for name, router_args, router_kwargs, output in self._triples:
             if any(output[2] is tensor for tensor in inputs):
                 flattened = self._is_flattened(router_args, router_kwargs)
-                self._found = None if flattened is None else EarlyRouting(name, self._experts, flattened)
+                self._found = None if flattened is None else (name, flattened)
 
     def _is_flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
         """Whether the router was given the block's input flattened (True) or as it is; None: something else."""
@@ -93,9 +106,13 @@ class _Discovery:
         return routed.shape != given.shape
 
     def _block_ends(self, block: nn.Module, *_: Any) -> None:
-        found = self._found
+        found, pays, given = self._found, self._pays, self._given
         for hook in self._hooks:
             hook.remove()
         self._reset()
-        if found is not None and not isinstance(block.get_submodule(found.router), EarlyRouter):
-            found.install(block)
+        if found is not None and self._early and pays and not isinstance(block.get_submodule(found[0]), EarlyRouter):
+            EarlyRouting(found[0], self._experts, found[1]).install(block)
+        if self._chain is not None:
+            self._chain.seen += 1
+            if found is not None and given is not None:
+                self._chain.add(block, RoutedBlock(block, found[0], self._experts, found[1], given.shape[-1]))

@@ -56,9 +56,9 @@ def work(job: Job, reporter: Reporter) -> None:
             "generation",
             **line,
             hits=run.hits,
-            misses=run.misses,
+            misses=run.misses + run.prefetched,  # whatever was not in memory
             decode_hits=decode.hits,
-            decode_misses=decode.misses,
+            decode_misses=decode.misses + decode.prefetched,
             decode_read_bytes=decode.read_bytes,
             prefill_read_bytes=run.read_bytes - decode.read_bytes,
             wait_seconds=run.wait_seconds,

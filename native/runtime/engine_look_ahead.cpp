@@ -1,0 +1,40 @@
+// Look-ahead to the next layer's experts, with one pool of whole records.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "runtime/engine.hpp"
+
+namespace zipmoe {
+
+void Engine::enable_look_ahead(uint32_t slots) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  if (pool_memory_) throw std::logic_error("experts are predicted for one pool of whole records only");
+  cache_->spare(slots);
+  if (!look_ahead_) look_ahead_ = std::make_unique<LookAhead>(table_, *cache_, *loader_);
+}
+
+void Engine::predict(std::vector<RecordIndex> records) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  if (!look_ahead_) return;
+  for (const RecordIndex record : records) {
+    if (record >= table_.size() || options_.class_of_record[record] == ExpertCache::kNotCached) {
+      throw std::invalid_argument("record " + std::to_string(record) + " is not an expert");
+    }
+  }
+  predicted_ = std::move(records);
+  if (request_) start_predicted();
+}
+
+// Not of experts that the open request is for, which may yet be waiting for a slot.
+void Engine::start_predicted() {
+  if (!look_ahead_) return;
+  std::erase_if(predicted_,
+                [this](RecordIndex record) { return std::ranges::find(requested_, record) != requested_.end(); });
+  look_ahead_->predict(std::exchange(predicted_, {}));
+}
+
+}  // namespace zipmoe

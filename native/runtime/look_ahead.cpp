@@ -1,0 +1,90 @@
+#include "runtime/look_ahead.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace zipmoe {
+namespace {
+
+constexpr std::chrono::milliseconds kWaitSlice{1000};
+
+}  // namespace
+
+std::vector<LookAhead::Read>::iterator LookAhead::find(RecordIndex record) {
+  return std::ranges::find(reads_, record, &Read::record);
+}
+
+void LookAhead::predict(std::span<const RecordIndex> records) {
+  collect();
+  for (const RecordIndex record : records) {
+    uint8_t* slot = cache_.acquire_ahead(record);
+    if (slot == nullptr) continue;
+    reads_.push_back({.record = record, .dropped = false, .outcome = {}});
+    ++counters_.predicted;
+    loader_.start_ahead(record, slot);
+  }
+}
+
+std::optional<LookAhead::Taken> LookAhead::take(RecordIndex record) {
+  collect();
+  auto found = find(record);
+  while (found != reads_.end() && found->dropped) {  // only its blocks under way are waited for
+    if (auto outcome = loader_.take_ahead(kWaitSlice)) receive(std::move(*outcome));
+    found = find(record);
+  }
+  if (found == reads_.end()) return std::nullopt;
+  Taken taken{.begun = true, .outcome = std::move(found->outcome)};
+  reads_.erase(found);
+  if (!taken.outcome) {
+    RecordLoader::Adopted adopted = loader_.adopt(record);
+    taken = {.begun = adopted.begun, .outcome = std::move(adopted.outcome)};
+  }
+  const bool failed = taken.outcome && taken.outcome->failure;
+  if (taken.begun && !failed) counters_.used_bytes += table_[record].length;
+  cache_.claim(record);
+  return taken;
+}
+
+void LookAhead::drop() {
+  if (reads_.empty()) return;
+  std::vector<Read> present;
+  for (Read& read : reads_) {
+    read.dropped = true;
+    if (read.outcome) present.push_back(read);
+  }
+  for (const Read& read : present) {
+    discard(read, *read.outcome);
+    reads_.erase(find(read.record));
+  }
+  if (!reads_.empty()) loader_.cancel_ahead();
+  collect();
+}
+
+void LookAhead::clear() {
+  drop();
+  while (!reads_.empty()) {
+    if (auto outcome = loader_.take_ahead(kWaitSlice)) receive(std::move(*outcome));
+  }
+}
+
+void LookAhead::collect() {
+  while (auto outcome = loader_.take_ahead()) receive(std::move(*outcome));
+}
+
+void LookAhead::receive(LoadOutcome outcome) {
+  const auto read = find(outcome.record);
+  if (!read->dropped) {
+    read->outcome = std::move(outcome);
+    return;
+  }
+  discard(*read, outcome);
+  reads_.erase(read);
+}
+
+void LookAhead::discard(const Read& read, const LoadOutcome& outcome) {
+  if (outcome.read_bytes > 0) ++counters_.wasted;
+  counters_.wasted_bytes += outcome.read_bytes;
+  cache_.discard(read.record);
+}
+
+}  // namespace zipmoe

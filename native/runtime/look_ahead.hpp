@@ -1,0 +1,65 @@
+// Reads in idle disk time what the next layer will probably ask for. Predictions cost nothing but disk time that nobody
+// else wanted, and the slots that the cache spares for them: they evict nobody, wait for every other read, and those
+// that turn out wrong are dropped.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/expert_cache.hpp"
+#include "runtime/record_loader.hpp"
+
+namespace zipmoe {
+
+struct LookAheadCounters {
+  uint64_t predicted = 0;   // records whose reads were queued
+  uint64_t used_bytes = 0;  // of records that were asked for when their reads had begun
+  uint64_t wasted = 0;      // records that were read, wholly or in part, and not asked for
+  uint64_t wasted_bytes = 0;
+};
+
+// Not thread-safe: the executor owns it.
+class LookAhead {
+ public:
+  // All outlive it.
+  LookAhead(const RecordTable& table, ExpertCache& cache, RecordLoader& loader)
+      : table_(table), cache_(cache), loader_(loader) {}
+
+  // Queues reads for those of which nothing is in memory, the likeliest first, as far as slots are spared.
+  void predict(std::span<const RecordIndex> records);
+
+  // A record that is asked for now, whose slot is the caller's from now on, who admits or discards it.
+  struct Taken {
+    bool begun = true;                   // its read
+    std::optional<LoadOutcome> outcome;  // none: the loader will hand it out
+  };
+  // Nothing if it was not predicted.
+  std::optional<Taken> take(RecordIndex record);
+  // Nobody asks for the others.
+  void drop();
+  // The same, until the last of them has left its slot.
+  void clear();
+
+  const LookAheadCounters& counters() const { return counters_; }
+
+ private:
+  struct Read {
+    RecordIndex record;
+    bool dropped = false;
+    std::optional<LoadOutcome> outcome;
+  };
+
+  void collect();
+  void receive(LoadOutcome outcome);
+  void discard(const Read& read, const LoadOutcome& outcome);
+  std::vector<Read>::iterator find(RecordIndex record);
+
+  const RecordTable& table_;
+  ExpertCache& cache_;
+  RecordLoader& loader_;
+  std::vector<Read> reads_;  // those that were dropped stay until they have completed
+  LookAheadCounters counters_;
+};
+
+}  // namespace zipmoe

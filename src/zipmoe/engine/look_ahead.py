@@ -1,0 +1,47 @@
+"""Experts that the next layer will probably ask for, read in idle disk time (native/runtime/look_ahead.hpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from zipmoe.engine.record_catalogue import GroupHandle
+
+if TYPE_CHECKING:
+    from zipmoe.engine.engine import Engine
+
+SPARED_SLOTS = 2
+"""Of every size class: about what a disk reads while the attention of a layer is computed."""
+
+
+class LookAhead:
+    """Predictions for one engine with one pool of whole records.
+
+    They change when experts are read, and nothing else: reads wait for all others, and go to slots that the pool spares
+    for them. What the next layer asks for is used, the rest is dropped.
+
+    Args:
+        engine: whose pool lends the slots from now on.
+        slots: of every size class, as far as two are left to the others.
+    """
+
+    def __init__(self, engine: Engine, slots: int = SPARED_SLOTS) -> None:
+        self.slots = slots
+        self._engine = engine
+        engine._native.enable_look_ahead(slots)
+
+    def predict(self, group: GroupHandle, expert_ids: Sequence[int]) -> None:
+        """What the request after the open one will ask for; if none is open or begun, the one after the next.
+
+        Args:
+            group: of the experts.
+            expert_ids: the likeliest first.
+        """
+        engine = self._engine
+        with engine._exclusive():
+            engine._native.predict([group.records[expert_id] for expert_id in expert_ids])
+
+
+def can_look_ahead(engine: Engine) -> bool:
+    """Whether the engine has the one pool that predictions need, and not pools by residency."""
+    return engine._pools is None

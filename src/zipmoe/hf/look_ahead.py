@@ -1,0 +1,105 @@
+"""Look-ahead: while a layer computes, the next layer's router says which experts that one will probably ask for.
+
+The router of the next sparse block is asked with the input of the present one. Hidden states change little from one
+layer to the next, so that most of what it says comes true (docs/results/look_ahead.md); what does not costs a read in
+idle disk time. Its own norm is left out: the present block's input is normed already.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from zipmoe.engine.engine import Engine
+from zipmoe.engine.look_ahead import LookAhead, can_look_ahead
+from zipmoe.hf.early_routing import EarlyRouter, block_input
+from zipmoe.hf.expert_parameter import ExpertSource
+
+_ROWS_MAX = 3
+"""Rows of a step for which predictions are made: with more, a layer asks for too many experts."""
+
+
+class RoutedBlock:
+    """A sparse block whose router is given the block's input, and which block comes after it.
+
+    Args:
+        block: the block; it is not kept alive.
+        router: name of the router among its children.
+        experts: name of the experts, a ``PackedInterfaceExperts``.
+        flattened: whether the router is given the input as (tokens, hidden), not as it is.
+        width: of the hidden states.
+    """
+
+    def __init__(self, block: nn.Module, router: str, experts: str, flattened: bool, width: int) -> None:
+        self.following: RoutedBlock | None = None
+        self._block = weakref.ref(block)
+        self._router = router
+        self._experts = experts
+        self._flattened = flattened
+        self._width = width
+
+    def before(self, look_ahead: LookAhead, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The block is called with these arguments: predict the experts of the one after it."""
+        given = block_input(args, kwargs)
+        if self.following is None or given is None or not 0 < given.numel() <= _ROWS_MAX * given.shape[-1]:
+            return
+        self.following.predict(look_ahead, given)
+
+    def predict(self, look_ahead: LookAhead, given: torch.Tensor) -> None:
+        """Predict this block's experts from the hidden states that another block was given."""
+        block: Any = self._block()
+        if block is None or given.shape[-1] != self._width:
+            return
+        router, experts = block._modules[self._router], block._modules[self._experts]
+        if self._flattened:
+            given = given.reshape(-1, given.shape[-1])
+        with torch.no_grad():
+            chosen = router.route(given)[2] if isinstance(router, EarlyRouter) else router.forward(given)[2]
+        by_rank = chosen.reshape(-1, chosen.shape[-1]).t().reshape(-1).tolist()  # every token's first choice first
+        likely = [expert for expert in dict.fromkeys(by_rank) if 0 <= expert < experts.num_experts]
+        source: ExpertSource = experts._zipmoe_source
+        look_ahead.predict(source.group, likely)
+
+
+class LookAheadChain:
+    """The sparse blocks of a model in the order in which they are called, as ``router_discovery`` finds them.
+
+    Args:
+        engine: the model's.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._look_ahead = LookAhead(engine) if can_look_ahead(engine) else None
+        self._last: RoutedBlock | None = None
+        self._found = 0
+        self.watched = 0
+        """Blocks of which the first call is, or was, watched."""
+        self.seen = 0
+        """Those that have been called."""
+
+    def add(self, block: nn.Module, routed: RoutedBlock) -> None:
+        """The next block that can be predicted, and from which the one after it can."""
+        look_ahead = self._look_ahead
+        if look_ahead is None:
+            return
+        self._found += 1
+        if self._last is not None:
+            self._last.following = routed
+        self._last = routed
+
+        def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            routed.before(look_ahead, args, kwargs)
+
+        block.register_forward_pre_hook(before_block, with_kwargs=True)
+
+    def describe(self) -> str:
+        """The part of the mode line."""
+        if self._look_ahead is None:
+            return "no look-ahead, which needs one pool of whole experts (pools none)"
+        if self.watched == 0 or (self.seen > 0 and self._found < 2):
+            return "no look-ahead, as this model's routers cannot be asked early"
+        layers = "" if self.seen == 0 else f" in {self._found - 1} layers"
+        return f"look-ahead to the next layer's experts{layers}, {self._look_ahead.slots} slots kept for it"

@@ -1,0 +1,218 @@
+"""Look-ahead changes when experts are read and nothing else: no bit of the logits, no count of requests."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from zipmoe.engine.pool_slots import PoolSlots
+from zipmoe.engine.statistics import EngineCounters
+from zipmoe.errors import BudgetExceededError, InvalidArgumentError
+from zipmoe.hf.configuration import ZipMoEConfig
+
+PREDICTABLE = ("qwen2_moe", "ernie4_5_moe", "mixtral")
+OTHERS = ("dbrx",)
+PROMPTS = torch.tensor([[5, 9, 31, 77, 120], [7, 7, 200, 41, 6], [18, 64, 3, 240, 99]])
+
+
+def load(packed: Any, look_ahead: bool, *, slots: int = 5, mode: str = "exact", **arguments: Any) -> Any:
+    """The model with few slots for experts."""
+    early = arguments.pop("early_routing", True)
+    settings = ZipMoEConfig(memory="4GB", mode=mode, context_tokens=32, early_routing=early, look_ahead=look_ahead)
+    with pytest.warns(UserWarning, match="quantization_config"):
+        model = packed.load(quantization_config=settings, **arguments)
+    engine = model.zipmoe_engine
+    (size,) = {size for size, _ in engine._native.size_classes}
+    taken = 0
+    for step in (1 << power for power in reversed(range(8, 44))):
+        with contextlib.suppress(BudgetExceededError):
+            engine.account("taken by the test", taken + step)
+            if engine._native.size_classes[0][1] >= slots:
+                taken += step
+    engine.account("taken by the test", taken)
+    assert engine._native.size_classes == [(size, slots)]
+    return model
+
+
+@contextlib.contextmanager
+def both(packed: Any, **arguments: Any) -> Iterator[tuple[Any, Any]]:
+    """The model that looks ahead, and the one that does not."""
+    models = load(packed, True, **arguments), load(packed, False, **arguments)
+    try:
+        yield models
+    finally:
+        for model in models:
+            model.zipmoe_engine.close()
+
+
+def decode(model: Any, prompt: torch.Tensor, steps: int = 6) -> list[torch.Tensor]:
+    """Logits of a prompt and of some greedy steps after it."""
+    logits, cache, ids = [], None, prompt
+    for _ in range(steps):
+        output = model(input_ids=ids, cache=cache, use_cache=True)
+        logits.append(output.logits)
+        cache, ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
+    return logits
+
+
+def assert_same(model: Any, other: Any, prompt: torch.Tensor) -> None:
+    for ours, theirs in zip(decode(model, prompt), decode(other, prompt), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def counters(model: Any) -> EngineCounters:
+    return model.zipmoe_engine.statistics.counters()
+
+
+def observe(model: Any) -> tuple[list[Any], list[Any]]:
+    """Lists that grow with every request and with every prediction: the group's path and the ids."""
+    requests: list[Any] = []
+    predictions: list[Any] = []
+    model.zipmoe_engine.request_observer = lambda path, ids: requests.append((path, list(ids)))
+    look_ahead = model.zipmoe_look_ahead._look_ahead
+    original = look_ahead.predict
+
+    def predict(group: Any, expert_ids: Sequence[int]) -> None:
+        predictions.append((group.path, list(expert_ids)))
+        original(group, expert_ids)
+
+    look_ahead.predict = predict
+    return requests, predictions
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("family", PREDICTABLE)
+def test_logits_do_not_change(packed_model, family, early, mode):
+    with both(packed_model(family), mode=mode, early_routing=early) as (model, other), torch.no_grad():
+        for rows in (1, 3):
+            assert_same(model, other, PROMPTS[:rows])
+        ours, theirs = counters(model), counters(other)
+        assert ours.requests == theirs.requests
+        assert ours.hits + ours.misses + ours.prefetched == theirs.hits + theirs.misses
+        assert ours.predicted_reads > 0
+        assert ours.predicted_reads >= ours.prefetched + ours.wasted_reads
+        assert (theirs.predicted_reads, theirs.prefetched, theirs.wasted_reads, theirs.wasted_bytes) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_say_so(packed_model, family):
+    with both(packed_model(family)) as (model, other), torch.no_grad():
+        assert_same(model, other, PROMPTS[:1])
+        assert "no look-ahead, as this model's routers cannot be asked early" in model.zipmoe_mode_line()
+        assert counters(model).predicted_reads == 0
+
+
+def test_the_eager_order(packed_model):
+    with both(packed_model("qwen2_moe"), experts_implementation="eager") as (model, other), torch.no_grad():
+        assert_same(model, other, PROMPTS[:1])
+        assert counters(model).predicted_reads > 0
+
+
+def test_inference_mode_and_generate(packed_model):
+    packed = packed_model("qwen2_moe")
+    with both(packed) as (model, other):
+        assert torch.equal(packed.generate(model), packed.generate(other))
+        with torch.inference_mode():
+            assert_same(model, other, PROMPTS[:1])
+
+
+def test_the_next_layer_is_predicted_from_this_one_and_only_while_few_rows_are_computed(packed_model):
+    model = load(packed_model("qwen2_moe"), True)
+    with torch.no_grad():
+        requests, predictions = observe(model)
+        decode(model, PROMPTS[:1], steps=1)
+        assert predictions == []
+        decode(model, PROMPTS[:1], steps=3)
+        layers = list(model.zipmoe_engine.folder.manifest.expert_groups)
+        paths = [group.path for group in layers]
+        assert [path for path, _ in predictions] == paths[1:] * 2
+        del requests[:], predictions[:]
+        decode(model, torch.cat([PROMPTS, PROMPTS]), steps=2)  # six rows
+        assert predictions == []
+    model.zipmoe_engine.close()
+
+
+def test_a_prediction_is_what_the_next_router_says_of_this_input(packed_model):
+    model = load(packed_model("qwen2_moe"), True)
+    with torch.no_grad():
+        decode(model, PROMPTS[:1], steps=1)
+        _, predictions = observe(model)
+        first, second = (layer.mlp for layer in model.model.layers[:2])
+        seen: list[torch.Tensor] = []
+        first.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+        decode(model, PROMPTS[:1], steps=2)
+        expected = second.gate.route(seen[-1].reshape(1, -1))[2]
+        assert predictions[0][1] == expected[0].tolist()
+    model.zipmoe_engine.close()
+
+
+def test_what_comes_true_is_used(packed_model):
+    """Blocks that all get the same input: every prediction comes true, and nothing is read in vain."""
+    model = load(packed_model("qwen2_moe"), True)
+    with torch.no_grad():
+        decode(model, PROMPTS[:1], steps=1)
+        layers = model.model.layers
+        for layer in layers[1:]:
+            layer.mlp.gate.weight.copy_(layers[0].mlp.gate.weight)
+        constant = torch.randn(1, 1, model.config.hidden_size, dtype=torch.bfloat16)
+        for layer in layers:
+            layer.mlp.register_forward_pre_hook(lambda _, args: (constant,), prepend=True)
+        requests, predictions = observe(model)
+        model(input_ids=PROMPTS[:1, :1])
+        assert [sorted(ids) for _, ids in predictions] == [sorted(ids) for _, ids in requests[1:]]
+        assert counters(model).wasted_reads == 0
+    model.zipmoe_engine.close()
+
+
+def test_slots_are_part_of_the_pool(packed_model):
+    model = load(packed_model("qwen2_moe"), True, slots=5)
+    other = load(packed_model("qwen2_moe"), False, slots=5)
+    with torch.no_grad():
+        decode(model, PROMPTS[:1])
+        decode(other, PROMPTS[:1])
+    engine = model.zipmoe_engine
+    assert engine.budget.ledger.keys() == other.zipmoe_engine.budget.ledger.keys()
+    assert sum(engine._native.resident(record) for record in range(_experts(model))) <= 5
+    for each in (model, other):
+        each.zipmoe_engine.close()
+
+
+def _experts(model: Any) -> int:
+    return sum(len(group.records) for group in model.zipmoe_engine.folder.manifest.expert_groups)
+
+
+def test_the_mode_line(packed_model):
+    packed = packed_model("qwen2_moe")
+    model = load(packed, True)
+    assert model.zipmoe_mode_line().endswith("; look-ahead to the next layer's experts, 2 slots kept for it")
+    with torch.no_grad():
+        decode(model, PROMPTS[:1], steps=1)
+    layers = len(model.zipmoe_engine.folder.manifest.expert_groups) - 1
+    assert f"look-ahead to the next layer's experts in {layers} layers, 2 slots" in model.zipmoe_mode_line()
+    model.zipmoe_engine.close()
+    plain = load(packed, False)
+    assert "look-ahead" not in plain.zipmoe_mode_line()
+    plain.zipmoe_engine.close()
+
+
+def test_pools_by_residency_have_none(packed_model):
+    settings = ZipMoEConfig(memory="4GB", mode="exact", context_tokens=32, pools=PoolSlots(0, 2), look_ahead=True)
+    with pytest.warns(UserWarning, match="quantization_config"):
+        model = packed_model("qwen2_moe").load(quantization_config=settings)
+    assert "no look-ahead, which needs one pool of whole experts" in model.zipmoe_mode_line()
+    with torch.no_grad():
+        decode(model, PROMPTS[:1])
+    assert counters(model).predicted_reads == 0
+    model.zipmoe_engine.close()
+
+
+def test_the_option():
+    assert ZipMoEConfig().look_ahead is False
+    assert ZipMoEConfig(look_ahead=True).get_loading_attributes()["look_ahead"] is True
+    with pytest.raises(InvalidArgumentError, match="look_ahead"):
+        ZipMoEConfig(look_ahead="yes")
