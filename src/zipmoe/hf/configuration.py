@@ -42,6 +42,7 @@ _LOADING_ATTRIBUTES = (
     "half_life_steps",
     "embedding",
     "early_routing",
+    "fused_steps",
 )
 
 
@@ -75,6 +76,9 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             the tokens at hand are read, which leaves more memory to experts) or ``"resident"``.
         early_routing: where a block computes its shared expert before it routes, ask the router first, so that experts
             are read meanwhile. Results do not depend on it.
+        fused_steps: in the mode ``"fast"``, compute attention, feed-forward networks, norms and routers of few rows by
+            one call of the native core each (docs/compute.md, "A decode step"), where it can. ``False`` leaves them to
+            the family's own code, whose products the native core computes one by one: for comparisons.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
@@ -99,6 +103,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         half_life_steps: float | None = None,
         embedding: str = "on-demand",
         early_routing: bool = True,
+        fused_steps: bool = True,
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
         **unknown: Any,
@@ -133,9 +138,8 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.policy = policy
         self.half_life_steps = half_life_steps
         self.embedding = one_of("embedding", embedding, EMBEDDING_PLACES)
-        if not isinstance(early_routing, bool):
-            raise InvalidArgumentError(f"early_routing is {early_routing!r}", hint="give True or False")
-        self.early_routing = early_routing
+        self.early_routing = _switch("early_routing", early_routing)
+        self.fused_steps = _switch("fused_steps", fused_steps)
         if mode is not None:
             one_of("mode", mode, MODES)
 
@@ -163,6 +167,12 @@ def _parse_pools(pools: str | PoolSlots | PoolSettings | None) -> str | PoolSlot
     if not isinstance(pools, str) or pools == PLANNED_POOLS:
         return pools
     return None if pools == NO_POOLS else PoolSlots.parse(pools)
+
+
+def _switch(name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is {value!r}", hint="give True or False")
+    return value
 
 
 def _positive(name: str, value: int | None) -> int | None:

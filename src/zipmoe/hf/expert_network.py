@@ -35,13 +35,14 @@ def native_network(module: Any, positions: Mapping[str, int]) -> _native.ExpertN
     first = "gate_up_proj" if module.has_gate else "up_proj"
     if module.has_bias or module.is_transposed or not {first, "down_proj"} <= set(positions):
         return None
-    activation = _recognise(module)
+    activation = native_activation(module)
     if activation is None:
         return None
     return _native.ExpertNetwork(positions[first], positions["down_proj"], activation)
 
 
-def _recognise(module: Any) -> _native.GatedActivation | None:
+def native_activation(module: Any) -> _native.GatedActivation | None:
+    """The native activation that agrees with ``module._apply_gate`` (or ``act_fn``) on probe values; None without."""
     generator = torch.Generator().manual_seed(0)
     width = 2 * _PROBE_WIDTH if module.has_gate else _PROBE_WIDTH
     scales = torch.logspace(-2, 1.5, _PROBE_ROWS).unsqueeze(1)

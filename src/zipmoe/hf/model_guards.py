@@ -23,6 +23,7 @@ from zipmoe.hf.engine_opening import WIDENED, widened_bytes
 from zipmoe.hf.engine_slot import refuse_copy, refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
+from zipmoe.hf.fused_steps import FusedSteps, count_fused_steps
 from zipmoe.hf.lazy_weight import LazyWeight
 from zipmoe.hf.packed_module import PackedModule, require_exact_conversion
 from zipmoe.hf.packed_products import packed_products
@@ -125,9 +126,19 @@ class PackedModel(PackedSubModel):
     _zipmoe_folder: PackedFolder
 
     def zipmoe_mode_line(self) -> str:
-        """What runs: codec, mode, combine order, instruction set, I/O backend, budget and pool."""
+        """What runs: codec, mode, combine order, instruction set, I/O backend, budget and pool, and which parts of a
+        decode step are one call of the native core.
+        """
         order = combine_order(self.config.get_text_config()._experts_implementation)
-        return self.zipmoe_engine.mode_line(self._what_runs(), order.value)
+        line = self.zipmoe_engine.mode_line(self._what_runs(), order.value)
+        steps = self.zipmoe_fused_steps()
+        return f"{line}; steps in one call each: {steps}" if steps.any() else line
+
+    def zipmoe_fused_steps(self) -> FusedSteps:
+        """How many modules the native core computes in one call each, as the model is now (mode ``fast``). All are
+        compared with the family's own code at their first use, and given back to it if they differ.
+        """
+        return count_fused_steps(self)
 
     def _what_runs(self) -> str:
         """The numeric mode that was asked for, and what it runs where that is something else."""

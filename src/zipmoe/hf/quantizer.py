@@ -107,7 +107,8 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
                 del module.config._is_quantized
         guard_model(model, self._folder, self._slot.engine, self.quantization_config.resolved_mode())
         watch_budget(model, self._slot.engine)
-        if self._slot.engine.fused is not None and model.dtype == torch.bfloat16:
+        computes = self._slot.engine.fused is not None and model.dtype == torch.bfloat16
+        if computes and self.quantization_config.fused_steps:
             fuse_steps(model)
         if self.quantization_config.early_routing:
             discover_routers(model)
