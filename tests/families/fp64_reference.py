@@ -40,7 +40,7 @@ def run(model: Any, inputs: dict[str, torch.Tensor], steps: list[torch.Tensor]) 
     hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in experts]
     cache = None
     try:
-        for each in ([inputs] if not steps else [inputs, *({"input_ids": step} for step in steps)]):
+        for each in [inputs] if not steps else [inputs, *({"input_ids": step} for step in steps)]:
             result.choices.append([])
             torch.manual_seed(0)
             with torch.no_grad():

@@ -106,10 +106,10 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
             if hasattr(module, "config") and hasattr(module.config, "_is_quantized"):
                 del module.config._is_quantized
         guard_model(model, self._folder, self._slot.engine, self.quantization_config.resolved_mode())
-        watch_budget(model, self._slot.engine)
         computes = self._slot.engine.fused is not None and model.dtype == torch.bfloat16
         if computes and self.quantization_config.fused_steps:
             fuse_steps(model)
+        watch_budget(model, self._slot.engine)
         if self.quantization_config.early_routing:
             discover_routers(model)
         return model
