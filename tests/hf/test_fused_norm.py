@@ -137,7 +137,7 @@ def test_calls_that_are_the_familys():
     assert called_natively(module, gaussian(3, 64))
     assert not called_natively(module, gaussian(4, 64))
     assert not called_natively(module, gaussian(1, 64).float())
-    assert not called_natively(module, gaussian(64, 1).T)  # not contiguous
+    assert not called_natively(module, gaussian(64, 3).T)  # not contiguous
     assert not called_natively(module, torch.empty((0, 64), dtype=torch.bfloat16))
     assert not called_natively(module, x=gaussian(3, 64))
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from zipmoe import _native
 from zipmoe.engine.fused_compute import FusedCompute
@@ -25,7 +23,7 @@ from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows, records_gradients
 from zipmoe.hf.first_use import all_agree, same_formula
 from zipmoe.hf.fused_norm import norm_epsilon
-from zipmoe.hf.implementation_choice import attention_implementation
+from zipmoe.hf.implementation_choice import attention_implementation, sdpa_is_transformers_own
 from zipmoe.hf.mentioned_names import mentioned_names
 from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_linear import PackedLinear
@@ -169,7 +167,7 @@ class FusedAttention(nn.Module):
             or type(positions) is not tuple
             or len(positions) != 2
             or attention_implementation(self.config) != "sdpa"
-            or ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward
+            or not sdpa_is_transformers_own()
         ):
             return None
         for name, value in options.items():

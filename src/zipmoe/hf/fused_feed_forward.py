@@ -52,7 +52,7 @@ class FusedFeedForward(nn.Module):
             return output
         x: torch.Tensor = args[0]
         rows = native.compute.feed_forward(native.network, x.view(-1, native.columns), native.out_columns)
-        fused = rows.view(*x.shape[:-1], native.out_columns)
+        fused: torch.Tensor = rows.view(*x.shape[:-1], native.out_columns)
         if native.checked:
             return fused
         own: torch.Tensor = super().forward(x)

@@ -17,11 +17,11 @@ from zipmoe.hf.packed_experts import PackedExperts
 class FusedSteps:
     """How many modules of a model are computed so."""
 
-    attentions: int
-    feed_forwards: int
-    norms: int
-    routers: int
-    linears: int
+    attentions: int = 0
+    feed_forwards: int = 0
+    norms: int = 0
+    routers: int = 0
+    linears: int = 0
 
     def any(self) -> bool:
         """Whether there is one at all."""

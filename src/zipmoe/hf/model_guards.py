@@ -138,7 +138,7 @@ class PackedModel(PackedSubModel):
         """How many modules the native core computes in one call each, as the model is now (mode ``fast``). All are
         compared with the family's own code at their first use, and given back to it if they differ.
         """
-        return count_fused_steps(self)
+        return count_fused_steps(self) if self.dtype == torch.bfloat16 else FusedSteps()
 
     def _what_runs(self) -> str:
         """The numeric mode that was asked for, and what it runs where that is something else."""
