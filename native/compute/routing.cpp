@@ -68,15 +68,19 @@ void route(const WeightMatrix& matrix, const RouterFormula& formula, const uint1
   std::vector<float> scores(experts);
   std::vector<Candidate> candidates(experts);
   for (uint64_t row = 0; row < rows; ++row) {
-    for (uint64_t i = 0; i < experts; ++i) scores[i] = bfloat16_to_float(out.logits[row * experts + i]);
+    for (uint64_t i = 0; i < experts; ++i) {
+      scores[i] = bfloat16_to_float(out.logits[row * experts + i]);
+      candidates[i] = {scores[i], static_cast<int64_t>(i)};
+    }
     apply_score(formula.score, scores);
-    for (uint64_t i = 0; i < experts; ++i) candidates[i] = {scores[i], static_cast<int64_t>(i)};
+    // By logit: different ones may have scores that fp32 cannot tell apart (sigmoid of large values).
     choose_largest(candidates, formula.top_k);
+    const auto score = [&](uint64_t i) { return scores[static_cast<uint64_t>(candidates[i].second)]; };
     float sum = 0.0f;
-    for (uint64_t i = 0; i < formula.top_k; ++i) sum += candidates[i].first;
+    for (uint64_t i = 0; i < formula.top_k; ++i) sum += score(i);
     for (uint64_t i = 0; i < formula.top_k; ++i) {
       const uint64_t at = row * formula.top_k + i;
-      out.weights[at] = formula.normalised ? candidates[i].first / sum : candidates[i].first;
+      out.weights[at] = formula.normalised ? score(i) / sum : score(i);
       out.experts[at] = candidates[i].second;
     }
   }

@@ -24,8 +24,9 @@ struct RoutedRows {
   int64_t* experts = nullptr;  // [rows][top_k]
 };
 
-// logits = x W^T, rounded to BF16; scores of them in fp32. x: BF16 [rows][columns of W]. Equal scores are ordered as
-// torch.topk orders them. Throws std::invalid_argument for more experts to choose than there are.
+// logits = x W^T, rounded to BF16; scores of them in fp32; the experts with the largest logits. x: BF16 [rows][columns
+// of W]. Equal logits are ordered as torch.topk orders them. Throws std::invalid_argument for more experts to choose
+// than there are.
 void route(const WeightMatrix& matrix, const RouterFormula& formula, const uint16_t* x, uint64_t rows,
            const RoutedRows& out, const simd::GemvKernels& kernels);
 

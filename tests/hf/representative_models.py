@@ -60,6 +60,12 @@ def _qwen2_moe() -> Any:
     )
 
 
+def _qwen3_moe() -> Any:
+    return transformers.Qwen3MoeConfig(
+        **COMMON, intermediate_size=96, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=4
+    )
+
+
 def _ernie4_5_moe() -> Any:
     settings = {k: v for k, v in COMMON.items() if k != "head_dim"}
     return transformers.Ernie4_5_MoeConfig(
@@ -199,6 +205,7 @@ TINY_MODELS: dict[str, TinyModel] = {
     "mixtral": TinyModel("MixtralForCausalLM", _mixtral),
     "mixtral_tied": TinyModel("MixtralForCausalLM", lambda: _mixtral(tie_word_embeddings=True)),
     "qwen2_moe": TinyModel("Qwen2MoeForCausalLM", _qwen2_moe),
+    "qwen3_moe": TinyModel("Qwen3MoeForCausalLM", _qwen3_moe),
     "ernie4_5_moe": TinyModel("Ernie4_5_MoeForCausalLM", _ernie4_5_moe),
     "gpt_oss": TinyModel("GptOssForCausalLM", _gpt_oss),
     "deepseek_v3": TinyModel("DeepseekV3ForCausalLM", _deepseek_v3),

@@ -86,6 +86,10 @@ class FusedCompute:
         handle = self._engine._catalogue.dense_matrix(parameter)
         return _native.DenseProjection(handle.blocks, None if bias is None else _words(bias.detach()))
 
+    def is_one_record(self, parameter: str) -> bool:
+        """Whether a packed dense matrix is small enough for one record, as ``feed_forward`` wants it."""
+        return len(self._engine._catalogue.dense_matrix(parameter).blocks) == 1
+
     def attention(
         self,
         layer: _native.AttentionLayer,

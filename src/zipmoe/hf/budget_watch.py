@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.cache_utils import DynamicLayer
 
 from zipmoe.engine.budget import KV_CACHE, WORKSPACE, workspace_bytes
 from zipmoe.engine.engine import Engine
@@ -18,6 +19,8 @@ from zipmoe.engine.kv_cache import kv_cache_bytes_per_token, recurrent_state_byt
 from zipmoe.engine.memory_usage import return_free_memory
 from zipmoe.engine.workspace import attention_bytes
 from zipmoe.errors import BudgetExceededError
+from zipmoe.hf.cache_room import capacity_for
+from zipmoe.hf.fused_attention import FusedAttention
 
 GROWTH_TOKENS = 256
 """The cache's reservation grows by this many tokens where they fit, so that not every token resizes the pool."""
@@ -25,15 +28,17 @@ _INPUTS = ("decoder_input_ids", "input_ids", "inputs_embeds", "decoder_inputs_em
 
 
 def watch_budget(model: nn.Module, engine: Engine) -> None:
-    """Reserve with ``engine`` for every forward pass of ``model``, the model that a person calls."""
-    watch = _BudgetWatch(getattr(model, "config", None), engine)
+    """Reserve with ``engine`` for every forward pass of ``model``, the model that a person calls, as it is now."""
+    native_attention = any(isinstance(module, FusedAttention) for module in model.modules())
+    watch = _BudgetWatch(getattr(model, "config", None), engine, native_attention)
     model.register_forward_pre_hook(watch.before_forward, with_kwargs=True)
 
 
 class _BudgetWatch:
-    def __init__(self, config: Any, engine: Engine) -> None:
+    def __init__(self, config: Any, engine: Engine, native_attention: bool) -> None:
         self._config = config
         self._engine = engine
+        self._native_attention = native_attention
         self._token_bytes = kv_cache_bytes_per_token(config)
         self._state_bytes = recurrent_state_bytes(config)
         self._workspaces: dict[tuple[Any, ...], int] = {}
@@ -54,6 +59,11 @@ class _BudgetWatch:
                 held = 0  # counters at most
             tokens = _growth_tokens(static, len(layers)) if static else length
             grown = sequences * (tokens * self._token_bytes + (self._state_bytes if held == 0 else 0))
+            grows = [layer.get_seq_length() for layer in layers if type(layer) is DynamicLayer]
+            if length == 1 and self._native_attention and grows:
+                # A single token is written into memory with room for more behind it (cache_room.py).
+                room = capacity_for(max(grows) + 1)
+                grown = max(grown, sequences * room * self._token_bytes - held)
             self._reserve_cache(held, grown)
 
     def _workspace_bytes(self, step_tokens: int, logit_rows: int) -> int:

@@ -27,7 +27,7 @@ class CacheRoom:
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         sequences, heads, tokens, dimension = keys.shape
-        capacity = _capacity(tokens + 1)
+        capacity = capacity_for(tokens + 1)
         self._keys = keys.new_empty((sequences, heads, capacity, dimension))
         self._values = values.new_empty((sequences, heads, capacity, dimension))
         self._keys[:, :, :tokens] = keys
@@ -69,7 +69,8 @@ class CacheRoom:
         return type(None), ()
 
 
-def _capacity(tokens: int) -> int:
+def capacity_for(tokens: int) -> int:
+    """Tokens for which a layer has memory that holds ``tokens`` of them: an eighth more, in whole steps of growth."""
     return -(-(tokens + tokens // 8) // _GROWTH) * _GROWTH
 
 

@@ -48,6 +48,7 @@ _LOADING_ATTRIBUTES = (
     "embedding",
     "early_routing",
     "look_ahead",
+    "fused_steps",
 )
 
 
@@ -90,6 +91,9 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         look_ahead: while a layer of a decode step computes, read in idle disk time what the next layer's router would
             choose now. Takes two experts' memory from the pool; the mode line says whether it is in effect. Results do
             not depend on it.
+        fused_steps: in the mode ``"fast"``, compute attention, feed-forward networks, norms and routers of few rows by
+            one call of the native core each (docs/compute.md, "A decode step"), where it can. ``False`` leaves them to
+            the family's own code, whose products the native core computes one by one: for comparisons.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
@@ -117,6 +121,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         embedding: str = "auto",
         early_routing: bool = True,
         look_ahead: bool = False,
+        fused_steps: bool = True,
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
         **unknown: Any,
@@ -155,6 +160,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.embedding = one_of("embedding", embedding, EMBEDDING_PLACES)
         self.early_routing = _true_or_false("early_routing", early_routing)
         self.look_ahead = _true_or_false("look_ahead", look_ahead)
+        self.fused_steps = _true_or_false("fused_steps", fused_steps)
         self.opened_folder: PackedFolder | None = None
         if mode is not None:
             one_of("mode", mode, MODES)

@@ -1,9 +1,10 @@
 """Attention of one new token of each sequence in one call of the native core.
 
 For modules of the widespread shape: projections of queries, keys, values and output, norms of the heads or none, rotary
-positions, scaled dot products with a ``DynamicCache``. Which module is one is told by its parts and attributes, none of
-which may be unknown, and then by its first use, where its own result is compared with the native core's. Everything
-else (masks, windows, other caches, hooks) goes through the family's own code, call by call.
+positions, scaled dot products with a ``DynamicCache``. Which module is one is told by its parts, its attributes and
+what its code mentions, none of which may be unknown, and then by its first use, where its own result is compared with
+the native core's. Everything else (masks, windows, other caches, hooks) goes through the family's own code, call by
+call (docs/compute.md).
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import STEP_ROWS_MAX
+from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.cache_room import CacheRoom
 from zipmoe.hf.dynamic_class import dynamic_class
-from zipmoe.hf.first_use import agrees
+from zipmoe.hf.few_rows import few_rows, records_gradients
+from zipmoe.hf.first_use import all_agree, same_formula
 from zipmoe.hf.fused_norm import norm_epsilon
-from zipmoe.hf.implementation_choice import attention_implementation
+from zipmoe.hf.implementation_choice import attention_implementation, sdpa_is_transformers_own
+from zipmoe.hf.mentioned_names import mentioned_names
+from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_linear import PackedLinear
-from zipmoe.hf.quiet_modules import is_quiet
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _NORMS = ("q_norm", "k_norm")
@@ -46,14 +49,59 @@ _KNOWN_ATTRIBUTES = {
     "training",
     "use_qk_norm",
 }
+_KNOWN_NAMES = {
+    *_PROJECTIONS,
+    *_NORMS,
+    "ALL_ATTENTION_FUNCTIONS",
+    "_attn_implementation",
+    "apply_rotary_pos_emb",
+    "attention_dropout",
+    "config",
+    "contiguous",
+    "eager_attention_forward",
+    "get_interface",
+    "getattr",
+    "head_dim",
+    "is_sliding",
+    "layer_idx",
+    "reshape",
+    "scaling",
+    "shape",
+    "sliding_window",
+    "training",
+    "transpose",
+    "update",
+    "use_qk_norm",
+    "view",
+}
+"""What the forward of attention of the known shape mentions."""
+_BUILT_IN = ("head_dim", "scaling", "layer_idx", "use_qk_norm", "is_sliding")
+_INFORMATIVE_SINE = 0.25
+"""The first use tells how positions are rotated if they are rotated by this much."""
 _HARMLESS_OPTIONS = {"position_ids", "use_cache", "cache_position", "logits_to_keep", "num_logits_to_keep"}
 _CACHE_NAMES = ("cache", "past_key_values", "past_key_value")
+
+
+@dataclass
+class _Native:
+    """What a module's attention is in the native core."""
+
+    layer: _native.AttentionLayer
+    heads: tuple[int, int, int]
+    """Of queries, of keys and values, and their dimensions."""
+    columns: int
+    """Of the inputs."""
+    compute: FusedCompute
+    ingredients: NativeIngredients
+    checked: bool = False
+    """Whether a use has shown that it computes the same."""
 
 
 @dataclass(frozen=True)
 class _Call:
     """What a call of attention for one new token is given."""
 
+    native: _Native
     hidden_states: torch.Tensor
     cosines: torch.Tensor
     sines: torch.Tensor
@@ -63,28 +111,32 @@ class _Call:
 class FusedAttention(nn.Module):
     """Placed before the family's class."""
 
-    _zipmoe_layer: _native.AttentionLayer | None
-    _zipmoe_parts: tuple[Any, ...]
-    _zipmoe_biases: tuple[Any, ...]
-    _zipmoe_checked: bool
+    _zipmoe_native: _Native | None
     config: Any
     layer_idx: int
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the family's attention: (output, weights or None)."""
-        call = None if args or self._zipmoe_layer is None else self._call(kwargs)
+        call = None if args or self._zipmoe_native is None else self._call(self._zipmoe_native, kwargs)
         if call is None:
             return super().forward(*args, **kwargs)
-        if self._zipmoe_checked:
+        if call.native.checked:
             return self._attend(call), None
-        room = CacheRoom(call.cache_layer.keys, call.cache_layer.values)
-        fused = self._attend(call, room)
-        keys, values = room.first(call.cache_layer.keys.shape[2] + 1)
-        output = super().forward(**kwargs)
         held = call.cache_layer
-        self._zipmoe_checked = True
-        if not (agrees(fused, output[0]) and agrees(keys, held.keys) and agrees(values, held.values)):
-            self._zipmoe_layer = None
+        tokens = held.keys.shape[2]
+        room = CacheRoom(held.keys, held.values)
+        fused = self._attend(call, room)
+        keys, values = room.first(tokens + 1)
+        output = super().forward(**kwargs)
+        verdict = all_agree(
+            same_formula(fused, output[0]),
+            same_formula(keys[:, :, tokens:], held.keys[:, :, tokens:]),
+            same_formula(values[:, :, tokens:], held.values[:, :, tokens:]),
+        )
+        if verdict is False:
+            self._zipmoe_native = None
+        elif verdict and call.sines.abs().max().item() >= _INFORMATIVE_SINE:
+            call.native.checked = True
         return output
 
     def _attend(self, call: _Call, room: CacheRoom | None = None) -> torch.Tensor:
@@ -92,32 +144,30 @@ class FusedAttention(nn.Module):
         layer = call.cache_layer
         tokens = layer.keys.shape[2]
         buffers = CacheRoom.behind(layer) if room is None else room
-        fused = self._zipmoe_parts[0]._zipmoe_slot.engine.fused
-        output: torch.Tensor = fused.attention(
-            self._zipmoe_layer, call.hidden_states, call.cosines, call.sines, buffers, tokens
+        output = call.native.compute.attention(
+            call.native.layer, call.hidden_states, call.cosines, call.sines, buffers, tokens
         )
         if room is None:
             buffers.give(layer, tokens + 1)
         return output
 
-    def _call(self, options: dict[str, Any]) -> _Call | None:
+    def _call(self, native: _Native, options: dict[str, Any]) -> _Call | None:
         """The call, if it is one for the native core."""
-        hidden = options.get("hidden_states")
+        hidden: Any = options.get("hidden_states")
         positions = options.get("position_embeddings")
         cache: Any = next((options[name] for name in _CACHE_NAMES if options.get(name) is not None), None)
         if (
-            not isinstance(hidden, torch.Tensor)
+            not few_rows(hidden, native.columns)
             or hidden.dim() != 3
             or hidden.shape[1] != 1
-            or not 0 < hidden.shape[0] <= STEP_ROWS_MAX
-            or hidden.dtype is not torch.bfloat16
-            or not hidden.is_contiguous()
             or self.training
             or options.get("attention_mask") is not None
             or type(cache) is not DynamicCache
+            or cache.offloading
             or type(positions) is not tuple
-            or not self._unchanged()
-            or (hidden.requires_grad and torch.is_grad_enabled())
+            or len(positions) != 2
+            or attention_implementation(self.config) != "sdpa"
+            or not sdpa_is_transformers_own()
         ):
             return None
         for name, value in options.items():
@@ -126,35 +176,29 @@ class FusedAttention(nn.Module):
         cosines, sines = positions
         layers = cache.layers
         layer: Any = layers[self.layer_idx] if self.layer_idx < len(layers) else None
-        if type(layer) is not DynamicLayer or not layer.is_initialized or not _usable(layer, hidden.shape[0]):
+        rows = hidden.shape[0]
+        if not _usable(layer, rows, native.heads):
             return None
         window = vars(self).get("sliding_window")
         if window is not None and layer.keys.shape[2] + 1 > window:
             return None
-        rows = hidden.shape[0]
-        if not (_angles(cosines, rows) and _angles(sines, rows)) or cosines.shape != sines.shape:
+        if not (_angles(cosines, rows, native.heads[2]) and _angles(sines, rows, native.heads[2])):
             return None
-        return _Call(hidden, cosines, sines, layer)
-
-    def _unchanged(self) -> bool:
-        """Whether the parts are those of the beginning, without hooks, and the engine serves them."""
-        modules: dict[str, Any] = self._modules
-        for name, part, bias in zip(_PROJECTIONS, self._zipmoe_parts, self._zipmoe_biases, strict=True):
-            if modules[name] is not part or part._parameters["bias"] is not bias or not is_quiet(part):
-                return False
-        first = self._zipmoe_parts[0]
-        return (
-            attention_implementation(self.config) == "sdpa"
-            and first._zipmoe_dtype is torch.bfloat16
-            and all(is_quiet(modules[name]) for name in _NORMS if name in modules)
-            and first._zipmoe_slot.engine.fused is not None
-        )
+        if cosines.shape != sines.shape:
+            return None
+        current: _Native | None = up_to_date(self, _native_attention)
+        if current is None:
+            return None
+        return _Call(current, hidden, cosines, sines, layer)
 
 
 _GIVEN = {"hidden_states", "position_embeddings", "attention_mask", *_CACHE_NAMES}
 
 
-def _usable(layer: Any, rows: int) -> bool:
+def _usable(layer: Any, rows: int, heads: tuple[int, int, int]) -> bool:
+    """Whether a cache's layer is the ordinary one and holds what the native core reads."""
+    if type(layer) is not DynamicLayer or not layer.is_initialized:
+        return False
     keys, values = layer.keys, layer.values
     return (
         keys.dtype is torch.bfloat16
@@ -162,17 +206,24 @@ def _usable(layer: Any, rows: int) -> bool:
         and keys.dim() == 4
         and keys.shape == values.shape
         and keys.shape[0] == rows
+        and keys.shape[1] == heads[1]
         and keys.shape[2] > 0
+        and keys.shape[3] == heads[2]
+        and keys.is_cpu
+        and not records_gradients(keys)
+        and not records_gradients(values)
     )
 
 
-def _angles(angles: Any, rows: int) -> bool:
+def _angles(angles: Any, rows: int, head_dimension: int) -> bool:
     return (
         isinstance(angles, torch.Tensor)
         and angles.dtype is torch.bfloat16
         and angles.dim() == 3
         and angles.shape[0] in (1, rows)
         and angles.shape[1] == 1
+        and 0 < angles.shape[2] <= head_dimension
+        and angles.shape[2] % 2 == 0
         and angles.is_contiguous()
     )
 
@@ -182,53 +233,80 @@ def fuse_attention(module: Any) -> bool:
 
     Its weights must be there.
     """
-    parts: tuple[Any, ...] = tuple(module._modules.get(name) for name in _PROJECTIONS)
-    norms = [name for name in _NORMS if module._modules.get(name) is not None]
-    attributes = {name for name in vars(module) if not name.startswith("_")}
-    if (
-        not all(isinstance(part, PackedLinear) for part in parts)
-        or module._parameters
-        or module._buffers
-        or {name for name, child in module._modules.items() if child is not None} != {*_PROJECTIONS, *norms}
-        or not {"config", "head_dim", "layer_idx", "scaling"} <= attributes <= _KNOWN_ATTRIBUTES
-    ):
-        return False
-    heads = _heads(module, parts)
-    query_norm, key_norm = (_head_norm(module._modules.get(name), module.head_dim) for name in _NORMS)
-    biases = tuple(part._parameters["bias"] for part in parts)
-    if any(bias is not None and (bias.dtype is not torch.bfloat16 or not bias.is_contiguous()) for bias in biases):
-        return False
-    query, key, value, output = (
-        part._zipmoe_slot.engine.fused.projection(part._zipmoe_parameter, bias)
-        for part, bias in zip(parts, biases, strict=True)
-    )
-    if heads is None or query_norm is None or key_norm is None:
-        return False
     original = type(module)
+    if not _has_known_parts(module) or not _known_code(original):
+        return False
+    native = _native_attention(module)
+    if native is None:
+        return False
     module.__class__ = dynamic_class(original.__name__, (FusedAttention, original), original)
-    module._zipmoe_layer = _native.AttentionLayer(
-        query, key, value, output, heads, module.scaling, query_norm, key_norm
-    )
-    module._zipmoe_parts = parts
-    module._zipmoe_biases = biases
-    module._zipmoe_checked = False
+    module._zipmoe_native = native
     return True
 
 
-def _heads(module: Any, parts: tuple[Any, ...]) -> list[int] | None:
+def _has_known_parts(module: Any) -> bool:
+    children = {name for name, child in module._modules.items() if child is not None}
+    attributes = {name for name in vars(module) if not name.startswith("_")}
+    return (
+        {*_PROJECTIONS} <= children <= {*_PROJECTIONS, *_NORMS}
+        and all(isinstance(module._modules[name], PackedLinear) for name in _PROJECTIONS)
+        and not module._parameters
+        and not module._buffers
+        and {"config", "head_dim", "layer_idx", "scaling"} <= attributes <= _KNOWN_ATTRIBUTES
+    )
+
+
+def _known_code(original: Any) -> bool:
+    """Whether nothing is mentioned that is unknown, and heads are normed before they are rotated."""
+    names = mentioned_names(original)
+    if names is None or not {*names} <= _KNOWN_NAMES or "apply_rotary_pos_emb" not in names:
+        return False
+    rotated = names.index("apply_rotary_pos_emb")
+    return all(names.index(norm) < rotated for norm in _NORMS if norm in names)
+
+
+def _native_attention(module: Any) -> _Native | None:
+    """``module``, whose class has known code, for the native core; None if its parts are not what that computes."""
+    if not _has_known_parts(module):
+        return None
+    parts: list[Any] = [module._modules[name] for name in _PROJECTIONS]
+    heads = _heads(module, parts)
+    if heads is None or not isinstance(module.scaling, int | float):
+        return None
+    query_norm, key_norm = (_head_norm(module._modules.get(name), heads[2]) for name in _NORMS)
+    if query_norm is None or key_norm is None:
+        return None
+    biases = [part._parameters["bias"] for part in parts]
+    if any(bias is not None and (bias.dtype is not torch.bfloat16 or not bias.is_contiguous()) for bias in biases):
+        return None
+    compute = parts[0]._zipmoe_slot.engine.fused
+    if compute is None or any(part._zipmoe_dtype is not torch.bfloat16 for part in parts):
+        return None
+    query, key, value, output = (
+        compute.projection(part._zipmoe_parameter, bias) for part, bias in zip(parts, biases, strict=True)
+    )
+    layer = _native.AttentionLayer(query, key, value, output, heads, module.scaling, query_norm, key_norm)
+    ingredients = NativeIngredients(module, _BUILT_IN, (*_PROJECTIONS, *_NORMS))
+    return _Native(layer, heads, parts[0].in_features, compute, ingredients)
+
+
+def _heads(module: Any, parts: list[Any]) -> tuple[int, int, int] | None:
     """Of queries, of keys and values, and their dimensions, if the matrices' shapes are those of such heads."""
     query, key, value, output = parts
     dimension = module.head_dim
-    if dimension % 16 or query.out_features % dimension or key.out_features % dimension:
+    if type(dimension) is not int or dimension <= 0 or dimension % 16:
+        return None
+    if query.out_features % dimension or key.out_features % dimension:
         return None
     heads, shared = query.out_features // dimension, key.out_features // dimension
     fits = (
         heads % shared == 0
         and value.out_features == key.out_features
         and output.in_features == query.out_features
+        and output.out_features == query.in_features
         and query.in_features == key.in_features == value.in_features
     )
-    return [heads, shared, dimension] if fits else None
+    return (heads, shared, dimension) if fits else None
 
 
 def _head_norm(module: Any, dimension: int) -> _native.HeadNorm | None:
@@ -236,6 +314,6 @@ def _head_norm(module: Any, dimension: int) -> _native.HeadNorm | None:
     if module is None:
         return _native.HeadNorm()
     epsilon = norm_epsilon(module)
-    if epsilon is None or tuple(module.weight.shape) != (dimension,):
+    if epsilon is None or tuple(module.weight.shape) != (dimension,) or not module.weight.is_contiguous():
         return None
     return _native.HeadNorm(module.weight.detach().view(torch.uint16).numpy(), epsilon)

@@ -2,67 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import STEP_ROWS_MAX, FusedCompute
+from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.activation_recognition import recognise_activation
 from zipmoe.hf.dynamic_class import dynamic_class
-from zipmoe.hf.first_use import agrees
+from zipmoe.hf.few_rows import few_rows
+from zipmoe.hf.first_use import same_formula
+from zipmoe.hf.mentioned_names import mentioned_names
+from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_linear import PackedLinear
-from zipmoe.hf.quiet_modules import is_quiet
 
 _CHILDREN = ("gate_proj", "up_proj", "down_proj")
 _KNOWN_ATTRIBUTES = {"config", "hidden_size", "intermediate_size", "act_fn", "training"}
 
 
+@dataclass
+class _Native:
+    """What a module's network is in the native core."""
+
+    network: _native.DenseNetwork
+    compute: FusedCompute
+    columns: int
+    """Of the inputs."""
+    out_columns: int
+    ingredients: NativeIngredients
+    checked: bool = False
+    """Whether a use has shown that it computes the same."""
+
+
 class FusedFeedForward(nn.Module):
     """Placed before the family's class: down(act(gate(x)) * up(x))."""
 
-    _zipmoe_network: _native.DenseNetwork | None
-    _zipmoe_checked: bool
-    _zipmoe_parts: tuple[Any, ...]
-    """gate, up, down"""
+    _zipmoe_native: _Native | None
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the family's module."""
-        fused = None if kwargs or len(args) != 1 else self._fused(args[0])
-        if fused is not None and self._zipmoe_checked:
+        native: _Native | None = self._zipmoe_native
+        if native is not None:
+            fits = not kwargs and len(args) == 1 and few_rows(args[0], native.columns)
+            native = up_to_date(self, _native_network) if fits else None
+        if native is None:
+            output: torch.Tensor = super().forward(*args, **kwargs)
+            return output
+        x: torch.Tensor = args[0]
+        rows = native.compute.feed_forward(native.network, x.view(-1, native.columns), native.out_columns)
+        fused: torch.Tensor = rows.view(*x.shape[:-1], native.out_columns)
+        if native.checked:
             return fused
-        output: torch.Tensor = super().forward(*args, **kwargs)
-        if fused is not None:
-            self._zipmoe_checked = True
-            if not agrees(fused, output):
-                self._zipmoe_network = None
-        return output
-
-    def _fused(self, x: torch.Tensor) -> torch.Tensor | None:
-        network = self._zipmoe_network
-        if network is None or x.dtype is not torch.bfloat16 or not x.is_contiguous():
-            return None
-        gate, up, down = self._zipmoe_parts
-        modules: dict[str, Any] = self._modules
-        if not (
-            0 < x.numel() <= STEP_ROWS_MAX * gate.in_features
-            and x.shape[-1] == gate.in_features
-            and modules["gate_proj"] is gate
-            and modules["up_proj"] is up
-            and modules["down_proj"] is down
-            and gate._zipmoe_dtype is torch.bfloat16
-            and is_quiet(gate)
-            and is_quiet(up)
-            and is_quiet(down)
-            and not (x.requires_grad and torch.is_grad_enabled())
-        ):
-            return None
-        fused: FusedCompute | None = gate._zipmoe_slot.engine.fused
-        if fused is None:
-            return None
-        output = fused.feed_forward(network, x.view(-1, gate.in_features), down.out_features)
-        return output.view(*x.shape[:-1], down.out_features)
+        own: torch.Tensor = super().forward(x)
+        verdict = same_formula(fused, own)
+        if verdict is False:
+            self._zipmoe_native = None
+        elif verdict:
+            native.checked = True
+        return own
 
 
 class _GatedUnit(nn.Module):
@@ -82,20 +81,46 @@ class _GatedUnit(nn.Module):
 
 def fuse_feed_forward(module: Any) -> bool:
     """Let the native core compute few rows of ``module``, if it is such a network."""
-    parts: tuple[Any, ...] = tuple(module._modules.get(name) for name in _CHILDREN)
-    others = set(module._modules) - {*_CHILDREN, "act_fn"}
+    original = type(module)
+    names = mentioned_names(original) if _has_known_parts(module) else None
+    native = _native_network(module) if names is not None and {*names} == {*_CHILDREN, "act_fn"} else None
+    if native is None:
+        return False
+    module.__class__ = dynamic_class(original.__name__, (FusedFeedForward, original), original)
+    module._zipmoe_native = native
+    return True
+
+
+def _has_known_parts(module: Any) -> bool:
     attributes = {name for name in vars(module) if not name.startswith("_")}
-    if others or module._parameters or module._buffers or not attributes <= _KNOWN_ATTRIBUTES:
-        return False
-    if not all(isinstance(part, PackedLinear) and part.bias is None for part in parts):
-        return False
+    return (
+        {*_CHILDREN} <= {*module._modules} <= {*_CHILDREN, "act_fn"}
+        and all(isinstance(module._modules[name], PackedLinear) for name in _CHILDREN)
+        and not module._parameters
+        and not module._buffers
+        and attributes <= _KNOWN_ATTRIBUTES
+    )
+
+
+def _native_network(module: Any) -> _Native | None:
+    """``module``, whose class has known code, for the native core; None if its parts are not what that computes."""
+    if not _has_known_parts(module):
+        return None
+    parts: list[Any] = [module._modules[name] for name in _CHILDREN]
+    gate, up, down = parts
+    compute = gate._zipmoe_slot.engine.fused
+    if (
+        compute is None
+        or any(part._parameters["bias"] is not None or part._zipmoe_dtype is not torch.bfloat16 for part in parts)
+        or gate.in_features != up.in_features
+        or not gate.out_features == up.out_features == down.in_features
+        or not all(compute.is_one_record(part._zipmoe_parameter) for part in parts)
+    ):
+        return None
     formula = recognise_activation(_GatedUnit(module))
     if formula is None:
-        return False
-    gate, up, down = (part._zipmoe_slot.engine.fused.projection(part._zipmoe_parameter, None) for part in parts)
-    original = type(module)
-    module.__class__ = dynamic_class(original.__name__, (FusedFeedForward, original), original)
-    module._zipmoe_network = _native.DenseNetwork(gate, up, down, formula.activation())
-    module._zipmoe_parts = parts
-    module._zipmoe_checked = False
-    return True
+        return None
+    first, second, last = (compute.projection(part._zipmoe_parameter, None) for part in parts)
+    network = _native.DenseNetwork(first, second, last, formula.activation())
+    ingredients = NativeIngredients(module, ("act_fn",), (*_CHILDREN, "act_fn"))
+    return _Native(network, compute, gate.in_features, down.out_features, ingredients)

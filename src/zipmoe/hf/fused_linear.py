@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 from zipmoe.hf.dynamic_class import dynamic_class
+from zipmoe.hf.few_rows import few_rows, records_gradients
 
 _WEIGHTS_MAX = 1 << 20
 """Larger matrices keep several threads busy."""
@@ -27,16 +27,17 @@ class FusedLinear(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``input`` (..., in_features) to (..., out_features)."""
         parameters: dict[str, Any] = self._parameters
-        weight, bias = parameters["weight"], parameters["bias"]
+        weight, bias = parameters.get("weight"), parameters.get("bias")
         if (
-            input.dtype is not torch.bfloat16
+            not few_rows(input, self.in_features)
+            or weight is None  # something else has taken its place (torch.nn.utils.parametrize, pruning)
             or weight.dtype is not torch.bfloat16
-            or (bias is not None and (bias.dtype is not torch.bfloat16 or not bias.is_contiguous()))
-            or input.shape[-1] != self.in_features
-            or not 0 < input.numel() <= STEP_ROWS_MAX * self.in_features
-            or not input.is_contiguous()
             or not weight.is_contiguous()
-            or ((input.requires_grad or weight.requires_grad) and torch.is_grad_enabled())
+            or weight.shape != (self.out_features, self.in_features)
+            or records_gradients(weight)
+            or (bias is None and getattr(self, "bias", None) is not None)
+            or (bias is not None and (bias.dtype is not torch.bfloat16 or not bias.is_contiguous()))
+            or records_gradients(bias)
         ):
             output: torch.Tensor = super().forward(input)
             return output

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 from zipmoe.hf.dynamic_class import dynamic_class
+from zipmoe.hf.few_rows import few_rows, records_gradients
 
 _EPSILON_NAMES = ("variance_epsilon", "eps", "epsilon")
 _ONE_STEP = 2.0**-7
@@ -19,21 +19,21 @@ _ONE_STEP = 2.0**-7
 class FusedNorm(nn.Module):
     """Placed before the family's class."""
 
-    _zipmoe_epsilon: float
+    _zipmoe_epsilon_name: str
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """(..., size) to the same shape, as the family's norm."""
         x: Any = args[0] if len(args) == 1 and not kwargs else None
-        weight: Any = self._parameters["weight"]
+        weight: Any = self._parameters.get("weight")
+        epsilon: Any = vars(self).get(self._zipmoe_epsilon_name)
         if (
-            not isinstance(x, torch.Tensor)
-            or x.dtype is not torch.bfloat16
+            weight is None
+            or weight.dim() != 1
+            or not few_rows(x, len(weight))
             or weight.dtype is not torch.bfloat16
-            or x.shape[-1] != len(weight)
-            or not 0 < x.numel() <= STEP_ROWS_MAX * len(weight)
-            or not x.is_contiguous()
             or not weight.is_contiguous()
-            or ((x.requires_grad or weight.requires_grad) and torch.is_grad_enabled())
+            or records_gradients(weight)
+            or type(epsilon) is not float
         ):
             output: torch.Tensor = super().forward(*args, **kwargs)
             return output
@@ -42,7 +42,7 @@ class FusedNorm(nn.Module):
         _native.rms_norm(
             x.detach().view(torch.uint16).view(shape).numpy(),
             weight.detach().view(torch.uint16).numpy(),
-            self._zipmoe_epsilon,
+            epsilon,
             out.view(torch.uint16).view(shape).numpy(),
         )
         return out
@@ -56,16 +56,17 @@ def norm_epsilon(module: Any) -> float | None:
     weight = module._parameters.get("weight")
     if len(module._parameters) != 1 or module._buffers or module._modules or weight is None or weight.dim() != 1:
         return None
-    epsilon = next((vars(module)[name] for name in _EPSILON_NAMES if name in vars(module)), None)
+    epsilon = vars(module).get(_epsilon_name(module))
     if not isinstance(epsilon, float) or weight.dtype is not torch.bfloat16 or weight.device.type != "cpu":
         return None
     generator = torch.Generator().manual_seed(0)
     scales = torch.logspace(-6, 4, 21).unsqueeze(1)
-    probe = (torch.randn((len(scales), weight.shape[0]), generator=generator) * scales).to(torch.bfloat16)
+    # Around one and not around zero, so that a norm which subtracts the mean gives something else.
+    probe = ((1 + torch.randn((len(scales), weight.shape[0]), generator=generator)) * scales).to(torch.bfloat16)
     found = torch.empty_like(probe)
     with torch.inference_mode():
         try:
-            expected = module(probe)
+            expected = module.forward(probe)  # not a call: its hooks are none of our business
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
             return None  # it wants more than these values
     if not isinstance(expected, torch.Tensor) or expected.shape != probe.shape or expected.dtype is not torch.bfloat16:
@@ -77,12 +78,15 @@ def norm_epsilon(module: Any) -> float | None:
     return epsilon if bool(close.all()) else None
 
 
+def _epsilon_name(module: Any) -> str:
+    return next((name for name in _EPSILON_NAMES if name in vars(module)), "")
+
+
 def fuse_norm(module: Any) -> bool:
     """Let the native core compute few rows of ``module`` from now on, if it computes the same."""
-    epsilon = norm_epsilon(module)
-    if epsilon is None:
+    if norm_epsilon(module) is None:
         return False
     original = type(module)
     module.__class__ = dynamic_class(original.__name__, (FusedNorm, original), original)
-    module._zipmoe_epsilon = epsilon
+    module._zipmoe_epsilon_name = _epsilon_name(module)
     return True

@@ -1,53 +1,92 @@
 """Routers of the common shape in one call of the native core: a small matrix, softmax or sigmoid, the largest scores.
 
-Which formula a router follows is found out by asking it, on random rows.
+Which formula a router follows is found out by asking it, on random rows: from its own logits follow which experts and
+weights it should have told. What random rows do not show (limits of large logits, say) its code must not mention.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 from zipmoe.hf.dynamic_class import dynamic_class
+from zipmoe.hf.few_rows import few_rows, records_gradients
+from zipmoe.hf.mentioned_names import mentioned_names
 
-_PROBE_ROWS = 64
-_EQUAL_SHARE = 0.98
-"""Rows that must be routed alike; the others may have scores that are equal but for rounding."""
+_PROBE_ROWS = 128
+_EQUAL_SCORES = 2.0**-20
+"""Scores nearer to each other, relatively, are equal but for rounding."""
 _TOLERANCE = 2.0**-7
 """Of a weight, relative: one step between neighbouring BF16 values."""
 
+_KNOWN_NAMES = {
+    *("F", "ValueError", "dtype", "expert_selection_fn", "float", "functional", "hidden_dim", "linear", "nn"),
+    *("norm_topk_prob", "reshape", "shape", "sigmoid", "softmax", "sum", "to", "top_k", "topk", "torch", "type_as"),
+    *("view", "weight"),
+}
+"""What the forward of routers of the common shape mentions."""
+
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Native:
+    """What a router is in the native core."""
+
+    formula: _native.RouterFormula
+    weights_dtype: torch.dtype
+    settings: dict[str, Any]
+    """Its numbers and switches, as they were when it was asked for its formula."""
+    any_shape: bool
+    """Whether (..., hidden) is routed as (tokens, hidden)."""
 
 
 class FusedRouter(nn.Module):
     """Placed before the family's class: (logits, weights, ids) of (tokens, hidden) or (..., hidden)."""
 
-    _zipmoe_formula: _native.RouterFormula
-    _zipmoe_weights_dtype: torch.dtype
+    _zipmoe_native: _Native | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the family's router."""
-        x = args[0] if len(args) == 1 and not kwargs else None
-        weight = self._parameters["weight"]
+        x: Any = args[0] if len(args) == 1 and not kwargs else None
+        weight: Any = self._parameters.get("weight")
+        native = self._zipmoe_native
         if (
-            not isinstance(x, torch.Tensor)
+            native is None
             or weight is None
-            or x.dtype is not torch.bfloat16
+            or weight.dim() != 2
+            or not few_rows(x, weight.shape[1])
+            or not (x.dim() == 2 or native.any_shape)
             or weight.dtype is not torch.bfloat16
-            or x.shape[-1] != weight.shape[1]
-            or not 0 < x.numel() <= STEP_ROWS_MAX * weight.shape[1]
-            or not x.is_contiguous()
             or not weight.is_contiguous()
+            or records_gradients(weight)
             or self.training
-            or ((x.requires_grad or weight.requires_grad) and torch.is_grad_enabled())
         ):
             return super().forward(*args, **kwargs)
-        return routed(self._zipmoe_formula, x.detach(), weight.detach(), self._zipmoe_weights_dtype)
+        if not _unchanged(self, native.settings):
+            native = self._zipmoe_native = _native_router(self)
+            if native is None:
+                return super().forward(x)
+        return routed(native.formula, x.detach(), weight.detach(), native.weights_dtype)
+
+
+def _settings(module: Any) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str) and name != "training"
+    }
+
+
+def _unchanged(module: Any, settings: dict[str, Any]) -> bool:
+    held = vars(module)
+    return all(held.get(name) is value for name, value in settings.items())
 
 
 def routed(formula: _native.RouterFormula, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> Routed:
@@ -69,8 +108,19 @@ def routed(formula: _native.RouterFormula, x: torch.Tensor, weight: torch.Tensor
 
 def fuse_router(module: Any) -> bool:
     """Let the native core route few rows of ``module``, whose weights are there, if it follows a known formula."""
+    original = type(module)
+    names = mentioned_names(original)
+    native = _native_router(module) if names is not None and {*names} <= _KNOWN_NAMES else None
+    if native is None:
+        return False
+    module.__class__ = dynamic_class(original.__name__, (FusedRouter, original), original)
+    module._zipmoe_native = native
+    return True
+
+
+def _native_router(module: Any) -> _Native | None:
     weight = module._parameters.get("weight")
-    top_k = getattr(module, "top_k", None)
+    top_k = vars(module).get("top_k")
     if (
         len(module._parameters) != 1
         or module._buffers
@@ -83,49 +133,64 @@ def fuse_router(module: Any) -> bool:
         or type(top_k) is not int
         or not 0 < top_k <= weight.shape[0]
     ):
-        return False
-    formula = _formula(module, weight.detach(), top_k)
-    if formula is None:
-        return False
-    original = type(module)
-    module.__class__ = dynamic_class(original.__name__, (FusedRouter, original), original)
-    module._zipmoe_formula, module._zipmoe_weights_dtype = formula
-    return True
-
-
-def _formula(module: Any, weight: torch.Tensor, top_k: int) -> tuple[_native.RouterFormula, torch.dtype] | None:
+        return None
     generator = torch.Generator().manual_seed(0)
-    size = weight.shape[1]
     scales = torch.logspace(-1, 1, _PROBE_ROWS).unsqueeze(1)
-    probe = (torch.randn((_PROBE_ROWS, size), generator=generator) * scales).to(torch.bfloat16)
-    was_training = module.training
-    module.training = False
-    try:
-        with torch.inference_mode():
-            told = module(probe)
-    except (RuntimeError, TypeError, ValueError, AttributeError):
-        return None  # it needs more than these values
-    finally:
-        module.training = was_training
-    shapes = [(_PROBE_ROWS, weight.shape[0]), (_PROBE_ROWS, top_k), (_PROBE_ROWS, top_k)]
-    if type(told) is not tuple or len(told) != 3 or [tuple(part.shape) for part in told] != shapes:
+    probe = (torch.randn((_PROBE_ROWS, weight.shape[1]), generator=generator) * scales).to(torch.bfloat16)
+    told = _answer(module, probe)
+    if told is None or [tuple(part.shape) for part in told] != [
+        (_PROBE_ROWS, weight.shape[0]),
+        (_PROBE_ROWS, top_k),
+        (_PROBE_ROWS, top_k),
+    ]:
         return None
     dtypes = (told[0].dtype, told[2].dtype)
     if dtypes != (torch.bfloat16, torch.int64) or told[1].dtype not in (torch.bfloat16, torch.float32):
         return None
+    products = torch.nn.functional.linear(probe.double(), weight.detach().double())
+    if not bool(((told[0].double() - products).abs() <= _TOLERANCE * products.abs().amax(1, keepdim=True)).all()):
+        return None
+    formula = next((f for f in _formulas(top_k) if _follows(f, told)), None)
+    if formula is None:
+        return None
+    boxed = _answer(module, probe.view(2, -1, weight.shape[1]))
+    any_shape = boxed is not None and all(
+        found.shape == expected.shape and torch.equal(found, expected)
+        for found, expected in zip(boxed, told, strict=True)
+    )
+    return _Native(_native.RouterFormula(*formula), told[1].dtype, _settings(module), any_shape)
+
+
+def _answer(module: Any, probe: torch.Tensor) -> Routed | None:
+    was_training = module.training
+    module.training = False
+    try:
+        with torch.inference_mode():
+            told = module.forward(probe)  # not a call: its hooks are none of our business
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        return None  # it needs more than these values
+    finally:
+        module.training = was_training
+    is_triple = type(told) is tuple and len(told) == 3 and all(isinstance(part, torch.Tensor) for part in told)
+    return told if is_triple else None
+
+
+def _formulas(top_k: int) -> Iterator[tuple[str, int, bool]]:
     for score, normalised in itertools.product(("softmax", "sigmoid"), (False, True)):
-        formula = _native.RouterFormula(score, top_k, normalised)
-        if _follows(routed(formula, probe, weight, told[1].dtype), told):
-            return formula, told[1].dtype
-    return None
+        yield score, top_k, normalised
 
 
-def _follows(found: Routed, told: Routed) -> bool:
-    alike = (found[2] == told[2]).all(dim=1)
-    logits_close = (found[0].double() - told[0].double()).abs() <= 2 * _TOLERANCE * told[0].double().abs().amax()
-    if alike.double().mean().item() < _EQUAL_SHARE or not bool(logits_close.all()):
+def _follows(formula: tuple[str, int, bool], told: Routed) -> bool:
+    """Whether ids and weights are those of the formula for the logits that the router told itself."""
+    score, top_k, normalised = formula
+    logits = told[0].double()
+    scores = torch.softmax(logits, dim=-1) if score == "softmax" else torch.sigmoid(logits)
+    chosen = scores.gather(1, told[2])
+    # Equal logits may come in any order; so may scores that only FP32 cannot tell apart.
+    largest = torch.topk(scores, top_k, dim=-1).values
+    if not torch.allclose(chosen, largest, rtol=_EQUAL_SCORES, atol=torch.finfo(torch.float32).tiny):
         return False
-    # A logit that is rounded the other way changes its weight by more than the weight's own rounding.
-    slack = 1 + 2 * told[0].double().abs().amax(dim=1, keepdim=True)
-    close = (found[1].double() - told[1].double()).abs() <= _TOLERANCE * slack * told[1].double().abs()
-    return bool(close[alike].all())
+    if any(len(set(row)) != top_k for row in told[2].tolist()):
+        return False
+    weights = chosen / chosen.sum(dim=-1, keepdim=True) if normalised else chosen
+    return torch.allclose(told[1].double(), weights, rtol=_TOLERANCE, atol=torch.finfo(torch.float32).tiny)

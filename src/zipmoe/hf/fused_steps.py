@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from zipmoe.hf.fused_attention import fuse_attention
-from zipmoe.hf.fused_feed_forward import fuse_feed_forward
-from zipmoe.hf.fused_linear import fuse_linear
-from zipmoe.hf.fused_norm import fuse_norm
-from zipmoe.hf.fused_router import fuse_router
+from zipmoe.hf.fused_attention import FusedAttention, fuse_attention
+from zipmoe.hf.fused_feed_forward import FusedFeedForward, fuse_feed_forward
+from zipmoe.hf.fused_linear import FusedLinear, fuse_linear
+from zipmoe.hf.fused_norm import FusedNorm, fuse_norm
+from zipmoe.hf.fused_router import FusedRouter, fuse_router
 from zipmoe.hf.packed_experts import PackedExperts
 
 
@@ -17,21 +17,57 @@ from zipmoe.hf.packed_experts import PackedExperts
 class FusedSteps:
     """How many modules of a model are computed so."""
 
-    attentions: int
-    feed_forwards: int
-    norms: int
-    routers: int
-    linears: int
+    attentions: int = 0
+    feed_forwards: int = 0
+    norms: int = 0
+    routers: int = 0
+    linears: int = 0
+
+    def any(self) -> bool:
+        """Whether there is one at all."""
+        return any((self.attentions, self.feed_forwards, self.norms, self.routers, self.linears))
+
+    def __str__(self) -> str:
+        """For the mode line: ``"6 attentions, 1 feed-forward network, 13 norms, 5 routers, 5 small matrices"``."""
+        parts = [
+            (self.attentions, "attention", "attentions"),
+            (self.feed_forwards, "feed-forward network", "feed-forward networks"),
+            (self.norms, "norm", "norms"),
+            (self.routers, "router", "routers"),
+            (self.linears, "small matrix", "small matrices"),
+        ]
+        return ", ".join(f"{count} {one if count == 1 else more}" for count, one, more in parts if count)
 
 
-def fuse_steps(model: Any) -> FusedSteps:
+def fuse_steps(model: Any) -> None:
     """Let the native core compute what it can of ``model``, whose weights are there and whose engine computes."""
     modules = list(model.modules())
     blocks = [module for module in modules if any(isinstance(child, PackedExperts) for child in module.children())]
+    for module in modules:
+        # Attention looks at its norms, which must still be the family's own.
+        fuse_attention(module)
+        fuse_feed_forward(module)
+    for module in modules:
+        fuse_norm(module)
+        fuse_linear(module)
+    for block in blocks:
+        for child in block.children():
+            fuse_router(child)
+
+
+def count_fused_steps(model: Any) -> FusedSteps:
+    """What the native core computes of ``model`` as it is now: modules that another result or other parts have taken
+    out are not counted, nor is anything that only some calls find impossible.
+    """
+    modules = list(model.modules())
+
+    def native(kind: Any) -> int:
+        return sum(isinstance(module, kind) and module._zipmoe_native is not None for module in modules)
+
     return FusedSteps(
-        attentions=sum(fuse_attention(module) for module in modules),
-        feed_forwards=sum(fuse_feed_forward(module) for module in modules),
-        norms=sum(fuse_norm(module) for module in modules),
-        routers=sum(fuse_router(child) for block in blocks for child in block.children()),
-        linears=sum(fuse_linear(module) for module in modules),
+        attentions=native(FusedAttention),
+        feed_forwards=native(FusedFeedForward),
+        norms=sum(isinstance(module, FusedNorm) for module in modules),
+        routers=native(FusedRouter),
+        linears=sum(isinstance(module, FusedLinear) for module in modules),
     )

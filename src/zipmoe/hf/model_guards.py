@@ -23,6 +23,7 @@ from zipmoe.hf.engine_opening import WIDENED, widened_bytes
 from zipmoe.hf.engine_slot import refuse_copy, refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
+from zipmoe.hf.fused_steps import FusedSteps, count_fused_steps
 from zipmoe.hf.lazy_weight import LazyWeight
 from zipmoe.hf.look_ahead import LookAheadChain
 from zipmoe.hf.packed_module import PackedModule, require_exact_conversion
@@ -129,12 +130,23 @@ class PackedModel(PackedSubModel):
     _zipmoe_cpus: Sequence[int] | None
 
     def zipmoe_mode_line(self) -> str:
-        """What runs: codec, mode, combine order, instruction set, I/O backend, budget, pool, look-ahead and threads."""
+        """What runs: codec, mode, combine order, instruction set, I/O backend, budget, pool, which parts of a decode
+        step are one call of the native core, look-ahead and threads.
+        """
         order = combine_order(self.config.get_text_config()._experts_implementation)
         parts = [self.zipmoe_engine.mode_line(self._what_runs(), order.value)]
+        steps = self.zipmoe_fused_steps()
+        if steps.any():
+            parts.append(f"steps in one call each: {steps}")
         if self.zipmoe_look_ahead is not None:
             parts.append(self.zipmoe_look_ahead.describe())
         return "; ".join([*parts, *thread_notes(self._zipmoe_cpus)])
+
+    def zipmoe_fused_steps(self) -> FusedSteps:
+        """How many modules the native core computes in one call each, as the model is now (mode ``fast``). All are
+        compared with the family's own code at their first use, and given back to it if they differ.
+        """
+        return count_fused_steps(self) if self.dtype == torch.bfloat16 else FusedSteps()
 
     def _what_runs(self) -> str:
         """The numeric mode that was asked for, and what it runs where that is something else."""

@@ -108,9 +108,10 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
             if hasattr(module, "config") and hasattr(module.config, "_is_quantized"):
                 del module.config._is_quantized
         guard_model(model, self._folder, self._slot.engine, self.quantization_config)
-        watch_budget(model, self._slot.engine)
-        if self._slot.engine.fused is not None and model.dtype == torch.bfloat16:
+        computes = self._slot.engine.fused is not None and model.dtype == torch.bfloat16
+        if computes and self.quantization_config.fused_steps:
             fuse_steps(model)
+        watch_budget(model, self._slot.engine)
         if self.quantization_config.look_ahead:
             model.zipmoe_look_ahead = LookAheadChain(self._slot.engine)
         early, chain = self.quantization_config.early_routing, model.zipmoe_look_ahead

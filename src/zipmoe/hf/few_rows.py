@@ -1,0 +1,31 @@
+"""Which inputs the native core computes: few rows, as they lie in memory, of a run that wants results only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from zipmoe.engine.fused_compute import STEP_ROWS_MAX
+
+
+def few_rows(x: Any, columns: int) -> bool:
+    """Whether ``x`` is BF16 (..., columns) with at most ``STEP_ROWS_MAX`` rows, contiguous on the CPU, and neither
+    gradients nor the conversions of ``torch.autocast`` are asked for.
+    """
+    return (
+        isinstance(x, torch.Tensor)
+        and x.dtype is torch.bfloat16
+        and x.dim() > 0
+        and x.shape[-1] == columns
+        and 0 < x.numel() <= STEP_ROWS_MAX * columns
+        and x.is_contiguous()
+        and x.is_cpu
+        and not records_gradients(x)
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def records_gradients(tensor: torch.Tensor | None) -> bool:
+    """Whether autograd would record an operation on ``tensor``."""
+    return tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
