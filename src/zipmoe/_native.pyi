@@ -1,6 +1,7 @@
 """Types of the native core (native/bindings)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -183,6 +184,8 @@ def route(
     weights: npt.NDArray[np.float32],
     experts: npt.NDArray[np.int64],
 ) -> None: ...
+def holds(entries: tuple[tuple[dict[str, Any], str, Any], ...]) -> bool: ...
+def all_empty(dicts: tuple[Mapping[Any, Any], ...]) -> bool: ...
 def small_linear(
     weights: npt.NDArray[np.uint16],
     x: npt.NDArray[np.uint16],

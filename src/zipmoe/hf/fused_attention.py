@@ -97,7 +97,7 @@ class _Native:
     """Whether a use has shown that it computes the same."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Call:
     """What a call of attention for one new token is given."""
 

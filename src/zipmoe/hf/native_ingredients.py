@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from zipmoe.hf.quiet_modules import is_quiet, nobody_watches
+from zipmoe import _native
+from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
 
 _SCALARS = bool | int | float | torch.dtype
 _IRRELEVANT = {"training", "in_features", "out_features", "_is_hf_initialized"}
@@ -31,19 +32,22 @@ class NativeIngredients:
             held = vars(part).items()
             scalars = [name for name, value in held if isinstance(value, _SCALARS) and name not in _IRRELEVANT]
             holders += [(vars(part), scalars), (part._parameters, part._parameters)]
-        self._held = [(holder, name, holder.get(name)) for holder, names in holders for name in names]
-        tensors = [value for _, _, value in self._held if isinstance(value, nn.Parameter)]
+        held = [(holder, name, holder.get(name)) for holder, names in holders for name in names]
+        tensors = [value for _, _, value in held if isinstance(value, nn.Parameter)]
         self._places = [(tensor, tensor.data_ptr()) for tensor in tensors]
+        self._held = tuple(held)
+        # Calls of the children are left out: nothing may run there but their class's forward.
+        hooks = [(vars(part), name, vars(part)[name]) for part in self._parts for name in HOOKS]
+        self._calls = (*hooks, *((vars(part), "forward", None) for part in self._parts))
+        self._hooks = (*(found for _, _, found in hooks), *hooks_of_all_modules())
 
     def unchanged(self) -> bool:
         """Whether all are the same objects, in the same memory."""
-        return all(holder.get(name) is value for holder, name, value in self._held) and all(
-            tensor.data_ptr() == place for tensor, place in self._places
-        )
+        return _native.holds(self._held) and all(tensor.data_ptr() == place for tensor, place in self._places)
 
     def are_quiet(self) -> bool:
         """Whether leaving out the calls of the children is not noticed by anybody."""
-        return all(map(is_quiet, self._parts)) and nobody_watches()
+        return _native.all_empty(self._hooks) and _native.holds(self._calls)
 
 
 def up_to_date(module: Any, make: Callable[[Any], Any]) -> Any:

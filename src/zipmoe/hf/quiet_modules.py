@@ -1,4 +1,4 @@
-"""Whether calling a module would do anything but its class's ``forward``."""
+"""What, beside its class's ``forward``, a call of a module may run."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ from typing import Any
 
 from torch.nn.modules import module as torch_module
 
-
-def is_quiet(module: Any) -> bool:
-    """No hooks and no ``forward`` of its own: leaving its call out is not noticed by anybody."""
-    return not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Attributes of a module: dicts of its hooks."""
 
 
-def nobody_watches() -> bool:
-    """No hooks on the calls of all modules."""
-    return not (
-        torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
+def hooks_of_all_modules() -> tuple[dict[int, Any], ...]:
+    """The dicts of the hooks on the calls of all modules."""
+    return (
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_backward_hooks,
+        torch_module._global_backward_pre_hooks,
     )
