@@ -1,8 +1,8 @@
 """Errors of BF16 models against the same model in FP64, where a model makes discrete choices.
 
 A router that finds two scores nearly equal chooses by their rounding, and then everything behind it differs. So that
-errors of rounding are compared with errors of rounding, every model's routing is recorded, and a sequence counts only as
-far as it is routed as in the reference by all models. How far that is, is a result of its own: a model that computes
+errors of rounding are compared with errors of rounding, every model's routing is recorded, and a sequence counts only
+as far as it is routed as in the reference by all models. How far that is, is a result of its own: a model that computes
 worse is routed differently more often.
 """
 
@@ -94,7 +94,7 @@ def compare(references: list[Run], *runs: list[Run], whole: bool = False) -> Com
         for index, expected in enumerate(reference.logits):
             for run, own, share in zip(others, same, alike, strict=True):
                 for routed, wanted in zip(run.routing[index], reference.routing[index], strict=True):
-                    own &= _same_routing(routed, wanted)
+                    own.logical_and_(_same_routing(routed, wanted))
                 share.append(own.double())
             together = torch.stack(same).all(dim=0) | whole
             for run, parts in zip(others, errors, strict=True):

@@ -86,9 +86,9 @@ NATIVE: dict[str, tuple[int, int, int, int, int]] = {
     "unlimited_ocr": (0, 2, 5, 0, 9),
     "zaya": (0, 0, 7, 0, 0),
 }
-"""Attentions and feed-forward networks that have been native in a step, and native norms, routers and small matrices,
-of the tiny models. What is missing here: other shapes of attention (latent, gated, with sinks, full-width norms, rotated
-in pairs), layers with a sliding window or without positions, positions in FP32, norms of 1 + weight or in FP32, routers
+"""Attentions and feed-forward networks that were native in a step, and native norms, routers and small matrices, of the
+tiny models. What is missing here: other shapes of attention (latent, gated, with sinks, full-width norms, rotated in
+pairs), layers with a sliding window or without positions, positions in FP32, norms of 1 + weight or in FP32, routers
 with corrections, groups or logits in FP32.
 """
 NO_STEPS = {"diffusion_gemma", "openai_privacy_filter"}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
+import shutil
+
 import pytest
 import torch
-from native_steps import count_calls, load
+from native_steps import count_calls, gaussian, load
 from transformers import DynamicCache
+from transformers.models.qwen2_moe import modeling_qwen2_moe as family
 
 from zipmoe.engine.budget import KV_CACHE
-from zipmoe.errors import InvalidArgumentError
+from zipmoe.errors import InvalidArgumentError, UnsupportedOperationError
 from zipmoe.hf.budget_watch import cache_bytes
 from zipmoe.hf.cache_room import capacity_for
 from zipmoe.hf.configuration import ZipMoEConfig
@@ -143,9 +149,6 @@ def test_a_cache_under_either_name(packed_model, calls, name):
 
 def test_sliding_windows(packed_model, tmp_path, calls):
     """Within a window everything is seen; beyond it the family's masks decide, whatever the cache is."""
-    import json
-    import shutil
-
     folder = tmp_path / "sliding"
     shutil.copytree(packed_model("mixtral").folder, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -161,6 +164,49 @@ def test_sliding_windows(packed_model, tmp_path, calls):
                 logits.append(torch.cat(steps))
             assert torch.allclose(*(each.float() for each in logits), rtol=0.05, atol=0.05)
         assert calls.tokens == [3, 3, 4, 4]
+
+
+def test_outputs_that_are_captured(packed_model, calls):
+    """Transformers finds the modules whose results it returns by their classes."""
+    packed = packed_model("qwen2_moe")
+    models = load(packed.folder), load(packed.folder, fused_steps=False)
+    with models[0].zipmoe_engine, models[1].zipmoe_engine:
+        steps = []
+        for model in models:
+            cache = DynamicCache()
+            model(input_ids=torch.tensor([[5, 9, 31]]), cache=cache)
+            for token in (7, 3):
+                step = model(
+                    input_ids=torch.tensor([[token]]), cache=cache, output_router_logits=True, output_hidden_states=True
+                )
+            steps.append(step)
+        assert calls.attention == 4
+        for name in ("router_logits", "hidden_states"):
+            found, expected = (getattr(step, name) for step in steps)
+            assert len(found) == len(expected) > 0
+            for one, other in zip(found, expected, strict=True):
+                assert one.shape == other.shape and one.dtype == other.dtype
+                assert torch.allclose(one.float(), other.float(), rtol=0.05, atol=0.05)
+
+
+def test_copies_are_the_familys_own(packed_model):
+    model = load(packed_model("qwen2_moe").folder)
+    with model.zipmoe_engine, torch.no_grad():
+        for _ in range(2):  # early routing is added to the routers by the first pass
+            norm, router = model.model.norm, model.model.layers[0].mlp.gate
+            for module, kind in ((norm, family.Qwen2MoeRMSNorm), (router, family.Qwen2MoeTopKRouter)):
+                x = gaussian(1, 64)
+                expected = kind.forward(module, x)
+                for made in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+                    assert type(made) is kind
+                    assert not [name for name in vars(made) if name.startswith("_zipmoe")]
+                    found = made(x)
+                    for one, other in zip(found, expected, strict=True):
+                        assert torch.equal(one, other)
+            model(input_ids=torch.ones((1, 5), dtype=torch.int64))
+        for packed in (model.model.layers[0].self_attn, model.model.layers[0].mlp.shared_expert):
+            with pytest.raises(UnsupportedOperationError, match="cannot be copied"):
+                copy.deepcopy(packed)
 
 
 def test_the_room_of_a_cache_is_reserved(packed_model):

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from zipmoe import _native
@@ -22,6 +21,7 @@ from zipmoe.hf.cache_room import CacheRoom
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows, records_gradients
 from zipmoe.hf.first_use import all_agree, same_formula
+from zipmoe.hf.fused_module import FusedModule
 from zipmoe.hf.fused_norm import norm_epsilon
 from zipmoe.hf.implementation_choice import attention_implementation, sdpa_is_transformers_own
 from zipmoe.hf.mentioned_names import mentioned_names
@@ -78,7 +78,10 @@ _KNOWN_NAMES = {
 _BUILT_IN = ("head_dim", "scaling", "layer_idx", "use_qk_norm", "is_sliding")
 _INFORMATIVE_SINE = 0.25
 """The first use tells how positions are rotated if they are rotated by this much."""
-_HARMLESS_OPTIONS = {"position_ids", "use_cache", "cache_position", "logits_to_keep", "num_logits_to_keep"}
+_HARMLESS_OPTIONS = {
+    *("position_ids", "use_cache", "cache_position", "logits_to_keep", "num_logits_to_keep", "return_dict"),
+    *("output_hidden_states", "output_router_logits"),
+}
 _CACHE_NAMES = ("cache", "past_key_values", "past_key_value")
 
 
@@ -108,7 +111,7 @@ class _Call:
     cache_layer: Any
 
 
-class FusedAttention(nn.Module):
+class FusedAttention(FusedModule):
     """Placed before the family's class."""
 
     _zipmoe_native: _Native | None

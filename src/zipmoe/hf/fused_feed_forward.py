@@ -14,6 +14,7 @@ from zipmoe.hf.activation_recognition import recognise_activation
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows
 from zipmoe.hf.first_use import same_formula
+from zipmoe.hf.fused_module import FusedModule
 from zipmoe.hf.mentioned_names import mentioned_names
 from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_linear import PackedLinear
@@ -36,7 +37,7 @@ class _Native:
     """Whether a use has shown that it computes the same."""
 
 
-class FusedFeedForward(nn.Module):
+class FusedFeedForward(FusedModule):
     """Placed before the family's class: down(act(gate(x)) * up(x))."""
 
     _zipmoe_native: _Native | None

@@ -13,12 +13,13 @@ from torch import nn
 from zipmoe import _native
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows, records_gradients
+from zipmoe.hf.fused_module import FusedModule
 
 _WEIGHTS_MAX = 1 << 20
 """Larger matrices keep several threads busy."""
 
 
-class FusedLinear(nn.Module):
+class FusedLinear(FusedModule):
     """Placed before ``nn.Linear``."""
 
     in_features: int

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from zipmoe import _native
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows, records_gradients
+from zipmoe.hf.fused_module import FusedModule
 
 _EPSILON_NAMES = ("variance_epsilon", "eps", "epsilon")
 _ONE_STEP = 2.0**-7
 """Between neighbouring BF16 values, relative to the smaller one."""
 
 
-class FusedNorm(nn.Module):
+class FusedNorm(FusedModule):
     """Placed before the family's class."""
 
     _zipmoe_epsilon_name: str

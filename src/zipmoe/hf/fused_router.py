@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from zipmoe import _native
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows, records_gradients
+from zipmoe.hf.fused_module import FusedModule
 from zipmoe.hf.mentioned_names import mentioned_names
 
 _PROBE_ROWS = 128
@@ -47,7 +47,7 @@ class _Native:
     """Whether (..., hidden) is routed as (tokens, hidden)."""
 
 
-class FusedRouter(nn.Module):
+class FusedRouter(FusedModule):
     """Placed before the family's class: (logits, weights, ids) of (tokens, hidden) or (..., hidden)."""
 
     _zipmoe_native: _Native | None
