@@ -29,7 +29,8 @@ NOT_FUSED = {
 INTERFACE = sorted(interface_families() & FAMILIES.keys())
 FUSED = [family for family in INTERFACE if family not in NOT_FUSED]
 SHAPES = ((1, 1), (2, 1), (3, 1), (1, 3), (2, 9), (7, 5))
-NOISE = 1.1
+SEEDS = 3
+NOISE = 1.15
 """Both errors are sums of roundings, of which no two implementations make the same."""
 FEW_NOISE = 1.25
 """The same, for few tokens."""
@@ -37,16 +38,18 @@ FEW_NOISE = 1.25
 
 @pytest.mark.parametrize("family", FUSED)
 def test_error_against_fp64(family: str, packed: Packed, checkpoint: Folder) -> None:
-    reference = load_plain(family, checkpoint(family), experts_implementation="eager").double()
+    """Over sequences that are routed as in FP64: a near tie that is rounded the other way is no error of rounding."""
     plain = load_plain(family, checkpoint(family))
     fast = load_packed(family, packed(family, CodecSettings("fx3", None, 1)), mode="fast")
-    plain_errors, fast_errors = [], []
-    for batch, tokens in SHAPES:
-        inputs = tiny_inputs(family, batch=batch, tokens=tokens)
-        expected = logits(reference, **inputs).double()
-        plain_errors.append((logits(plain, **inputs).double() - expected).flatten())
-        fast_errors.append((logits(fast, **inputs).double() - expected).flatten())
-    assert rms(torch.cat(fast_errors)) <= NOISE * rms(torch.cat(plain_errors))
+    models = reference_model(family, checkpoint(family)), plain, fast
+    inputs = [
+        tiny_inputs(family, batch=batch, tokens=tokens, seed=seed) for batch, tokens in SHAPES for seed in range(SEEDS)
+    ]
+    runs = [[one_pass(model, each) for each in inputs] for model in models]
+    found = compare(*runs, whole=family == "diffusion_gemma")  # a canvas of 256 tokens
+    assert found.errors[0].numel() > 0
+    assert rms(found.errors[1]) <= NOISE * rms(found.errors[0])
+    assert found.alike[1] >= 0.7 * found.alike[0]
     modules = [module for module in fast.modules() if isinstance(module, PackedInterfaceExperts)]
     assert modules and all(module._zipmoe_network is not None for module in modules)
     counters = fast.zipmoe_engine._native.counters()

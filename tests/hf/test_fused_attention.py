@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3
 from transformers.models.qwen3_moe.modeling_qwen3_moe import apply_rotary_pos_emb
 
+from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 from zipmoe.errors import ZipMoEError
 from zipmoe.hf.cache_room import CacheRoom
 from zipmoe.hf.fused_attention import FusedAttention, fuse_attention
@@ -336,7 +337,7 @@ def test_one_part_in_float32(attend, calls):
     assert calls.attention == 2
 
 
-@pytest.mark.parametrize("rows, native", [(1, 1), (3, 1), (4, 0)])
+@pytest.mark.parametrize("rows, native", [(1, 1), (3, 1), (STEP_ROWS_MAX, 1), (STEP_ROWS_MAX + 1, 0)])
 def test_few_rows(attend, calls, rows, native):
     cache = DynamicCache()
     attend(cache, rows=rows, tokens=3)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 from zipmoe import _native
+from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 from zipmoe.hf.fused_linear import FusedLinear, fuse_linear
 
 
@@ -57,7 +58,7 @@ def test_only_small_layers_of_torch():
 
 def test_calls_that_are_torchs(native):
     module = linear()
-    for x in (gaussian(4, 64), gaussian(64, 3).T, torch.empty((0, 64), dtype=torch.bfloat16)):
+    for x in (gaussian(STEP_ROWS_MAX + 1, 64), gaussian(64, 3).T, torch.empty((0, 64), dtype=torch.bfloat16)):
         assert torch.equal(module(x), nn.functional.linear(x, module.weight, module.bias))
     with torch.autocast("cpu", dtype=torch.float16):
         assert module(gaussian(1, 64)).dtype == torch.float16

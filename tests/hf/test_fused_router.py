@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (the name that families have)
 
 from zipmoe import _native
+from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 from zipmoe.hf.fused_router import FusedRouter, fuse_router
 
 
@@ -168,7 +169,8 @@ def test_routers_of_known_formulas(check, own, experts, size, top_k):
     for seed in range(20):
         assert check(module, own, gaussian(3, size, seed=100 + seed))
     assert check(module, own, gaussian(1, 3, size))
-    assert not check(module, own, gaussian(4, size))
+    assert check(module, own, gaussian(STEP_ROWS_MAX, size))
+    assert not check(module, own, gaussian(STEP_ROWS_MAX + 1, size))
 
 
 @pytest.mark.parametrize("normalised", [False, True])

@@ -47,7 +47,7 @@ def test_the_mode_line_says_what_is_native(packed_model):
     model = load(packed_model("qwen2_moe").folder)
     with model.zipmoe_engine:
         line = model.zipmoe_mode_line()
-        assert line.endswith("; steps in one call each: 2 attentions, 2 feed-forward networks, 5 norms, 2 routers")
+        assert "; steps in one call each: 2 attentions, 2 feed-forward networks, 5 norms, 2 routers" in line
         model.model.layers[1].self_attn._zipmoe_native = None
         assert "; steps in one call each: 1 attention, 2 feed-forward" in model.zipmoe_mode_line()
         model.float()
@@ -218,10 +218,11 @@ def test_the_room_of_a_cache_is_reserved(packed_model):
         model(input_ids=torch.ones((3, 700), dtype=torch.int64), cache=cache)
         before = budget.reserved(KV_CACHE)
         assert before >= cache_bytes(cache)
+        token = cache_bytes(cache) // 700
         for _ in range(2):
             model(input_ids=torch.ones((3, 1), dtype=torch.int64), cache=cache)
         held = sum(t.untyped_storage().nbytes() for layer in cache.layers for t in (layer.keys, layer.values))
-        assert held == capacity_for(702) * cache_bytes(cache) // 702
+        assert held == capacity_for(702) * token == cache_bytes(cache)
         assert budget.reserved(KV_CACHE) >= held
 
 

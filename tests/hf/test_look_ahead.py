@@ -189,7 +189,7 @@ def _experts(model: Any) -> int:
 def test_the_mode_line(packed_model):
     packed = packed_model("qwen2_moe")
     model = load(packed, True)
-    assert model.zipmoe_mode_line().endswith("; look-ahead to the next layer's experts, 2 slots kept for it")
+    assert "; look-ahead to the next layer's experts, 2 slots kept for it" in model.zipmoe_mode_line()
     with torch.no_grad():
         decode(model, PROMPTS[:1], steps=1)
     layers = len(model.zipmoe_engine.folder.manifest.expert_groups) - 1
