@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zipmoe.hf.fused_module import FusedModule
 from zipmoe.hf.quiet_modules import is_quiet, nobody_watches
 
 _SCALARS = bool | int | float | torch.dtype
@@ -43,7 +44,8 @@ class NativeIngredients:
 
     def are_quiet(self) -> bool:
         """Whether leaving out the calls of the children is not noticed by anybody."""
-        return all(map(is_quiet, self._parts)) and nobody_watches()
+        own = all(part._zipmoe_stands_for_own() for part in self._parts if isinstance(part, FusedModule))
+        return own and all(map(is_quiet, self._parts)) and nobody_watches()
 
 
 def up_to_date(module: Any, make: Callable[[Any], Any]) -> Any:
