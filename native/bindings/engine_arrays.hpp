@@ -16,6 +16,9 @@ using OutWords2 = nanobind::ndarray<uint16_t, nanobind::ndim<2>, nanobind::c_con
 using BiasWords =
     std::optional<nanobind::ndarray<const uint16_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>>;
 
+using Positions = nanobind::ndarray<const int64_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using RoutingWeights = nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
+
 inline BFloat16Rows rows_of(const Words2& x) { return {{x.data(), x.size()}, x.shape(0)}; }
 
 }  // namespace zipmoe

@@ -25,6 +25,7 @@
 #include "bindings/engine_arrays.hpp"
 #include "bindings/module.hpp"
 #include "bindings/process_bound_engine.hpp"
+#include "compute/expert_terms.hpp"
 #include "runtime/engine.hpp"
 
 namespace nb = nanobind;
@@ -188,18 +189,18 @@ void feed_forward(const ProcessBoundEngine& self, uint32_t record, const ExpertN
 // One request from its beginning to its end: the rows offsets[i] .. offsets[i + 1] - 1 of x go through the network of
 // records[i], experts in the order in which they become resident. `begun`: begin_request() was called with these
 // records and tokens before.
-void feed_forward_request(const ProcessBoundEngine& self, const std::vector<uint32_t>& records,
-                          const std::vector<uint32_t>& tokens, const ExpertNetwork& network, Words2 x, OutWords2 out,
-                          bool begun) {
+void run_request(const ProcessBoundEngine& self, const std::vector<uint32_t>& records,
+                 const std::vector<uint32_t>& tokens, const ExpertNetwork& network, const BFloat16Rows& x,
+                 std::span<uint16_t> out, bool begun) {
   if (tokens.size() != records.size()) throw std::invalid_argument("every expert needs its number of rows");
   std::vector<uint64_t> offsets{0};
   for (const uint32_t count : tokens) offsets.push_back(offsets.back() + count);
-  if (x.shape(0) != offsets.back() || out.shape(0) != offsets.back()) {
+  if (x.rows == 0 || x.rows != offsets.back() || out.size() % x.rows != 0) {
     throw std::invalid_argument("inputs and outputs have one row for every token of every expert");
   }
   Engine& engine = self.get();
-  const uint64_t columns = x.shape(1);
-  const uint64_t out_columns = out.shape(1);
+  const uint64_t columns = x.values.size() / x.rows;
+  const uint64_t out_columns = out.size() / x.rows;
   struct Request {
     Engine& engine;
     ~Request() {
@@ -221,12 +222,38 @@ void feed_forward_request(const ProcessBoundEngine& self, const std::vector<uint
         if (step.kind == RequestStep::Kind::waiting) break;
         const uint64_t begin = offsets[step.position];
         const uint64_t count = tokens[step.position];
-        engine.feed_forward(records[step.position], network, {{x.data() + begin * columns, count * columns}, count},
-                            {out.data() + begin * out_columns, count * out_columns});
+        engine.feed_forward(records[step.position], network,
+                            {x.values.subspan(begin * columns, count * columns), count},
+                            out.subspan(begin * out_columns, count * out_columns));
       }
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
+}
+
+void feed_forward_request(const ProcessBoundEngine& self, const std::vector<uint32_t>& records,
+                          const std::vector<uint32_t>& tokens, const ExpertNetwork& network, Words2 x, OutWords2 out,
+                          bool begun) {
+  if (x.shape(0) != out.shape(0)) throw std::invalid_argument("inputs and outputs have the same number of rows");
+  run_request(self, records, tokens, network, rows_of(x), {out.data(), out.size()}, begun);
+}
+
+// The same for whole tokens: row t of x [tokens, hidden] goes to its top_k experts, and row t of out is the sum of
+// their outputs, each times its weight. positions: of the flattened ids (tokens, top_k), those of records[0] first.
+void sparse_step(const ProcessBoundEngine& self, const std::vector<uint32_t>& records,
+                 const std::vector<uint32_t>& tokens, const ExpertNetwork& network, Words2 x,
+                 const Positions& positions, const RoutingWeights& weights, OutWords2 out, bool begun) {
+  const ExpertTerms terms{{weights.data(), weights.size()}, {positions.data(), positions.size()}, weights.shape(1)};
+  terms.check(x.shape(0), x.shape(1), out.shape(1));
+  if (weights.shape(0) != x.shape(0) || out.shape(0) != x.shape(0)) {
+    throw std::invalid_argument("inputs, weights and outputs have one row for every token");
+  }
+  const uint64_t rows = positions.size();
+  std::vector<uint16_t> inputs(rows * x.shape(1));
+  std::vector<uint16_t> outputs(rows * out.shape(1));
+  terms.gather(x.data(), x.shape(1), inputs.data());
+  run_request(self, records, tokens, network, {inputs, rows}, {outputs.data(), outputs.size()}, begun);
+  terms.combine(outputs.data(), out.shape(1), out.data());
 }
 
 using ArenaArray = nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>>;
@@ -391,6 +418,10 @@ void bind_engine(nb::module_& module) {
            "out"_a.noconvert(), "begun"_a = false,
            "A whole request: tokens[i] rows of x (BF16 patterns, in the order of the records) through each expert. "
            "begun: begin_request was called with them, as available, and nothing was handed out.")
+      .def("sparse_step", &sparse_step, "records"_a, "tokens"_a, "network"_a, "x"_a.noconvert(),
+           "positions"_a.noconvert(), "weights"_a.noconvert(), "out"_a.noconvert(), "begun"_a = false,
+           "A whole request for tokens x (BF16 patterns [tokens, hidden]): out[t] is the sum over j of weights[t, j] "
+           "(fp32) times the output of its expert j. positions (int64): in the flattened ids, expert after expert.")
       .def("gather", &gather, "blocks"_a, "rows"_a, "out"_a)
       .def("scratch", &scratch, "index"_a, "The scratch buffer as uint16 array, without copying.")
       .def(

@@ -35,6 +35,10 @@ bool spin_until(std::chrono::microseconds limit, const Condition& done) {
   return done();
 }
 
+uint64_t packed(uint64_t begin, uint64_t end) { return begin << 32 | end; }
+uint32_t begin_of(uint64_t bounds) { return static_cast<uint32_t>(bounds >> 32); }
+uint32_t end_of(uint64_t bounds) { return static_cast<uint32_t>(bounds); }
+
 // Results must not depend on what a thread's owner has set (flushed denormals, say) nor on which thread runs a task.
 class DefaultFloatingPoint {
  public:
@@ -55,11 +59,11 @@ class DefaultFloatingPoint {
 
 }  // namespace
 
-ComputeThreads::ComputeThreads(uint32_t threads, std::chrono::microseconds spin) : spin_(spin) {
+ComputeThreads::ComputeThreads(uint32_t threads, std::chrono::microseconds spin) : spin_(spin), ranges_(threads) {
   if (threads == 0) throw std::invalid_argument("computing needs at least one thread");
   if (spin.count() < 0) throw std::invalid_argument("the time to wait actively must not be negative");
   workers_.reserve(threads - 1);
-  for (uint32_t i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
+  for (uint32_t i = 1; i < threads; ++i) workers_.emplace_back([this, i] { serve(i); });
 }
 
 ComputeThreads::~ComputeThreads() {
@@ -73,37 +77,68 @@ void ComputeThreads::run(uint32_t tasks, const std::function<void(uint32_t)>& bo
   if (tasks == 0) return;
   std::lock_guard step(step_mutex_);
   body_ = &body;
-  tasks_ = tasks;
   unfinished_.store(tasks, std::memory_order_relaxed);
-  tickets_.store(tasks, std::memory_order_release);
+  for (uint64_t thread = 0; thread < ranges_.size(); ++thread) {
+    const uint64_t begin = tasks * thread / ranges_.size();
+    const uint64_t end = tasks * (thread + 1) / ranges_.size();
+    ranges_[thread].bounds.store(packed(begin, end), std::memory_order_release);
+  }
   if (tasks > 1 && !workers_.empty()) {
     step_.fetch_add(1, std::memory_order_release);
     step_.notify_all();
   }
-  while (take_task()) {
+  while (take_task(0)) {
   }
   wait_for_end();
   if (auto failure = std::exchange(failure_, std::nullopt)) throw std::runtime_error(*failure);
 }
 
-void ComputeThreads::serve() {
+void ComputeThreads::serve(uint32_t thread) {
   uint32_t seen = 0;
   for (;;) {
     const auto called = [&] { return step_.load(std::memory_order_acquire) != seen; };
     if (!spin_until(spin_, called)) step_.wait(seen, std::memory_order_acquire);
     if (stopping_) return;
     seen = step_.load(std::memory_order_acquire);
-    while (take_task()) {
+    while (take_task(thread)) {
     }
   }
 }
 
-bool ComputeThreads::take_task() {
-  uint32_t left = tickets_.load(std::memory_order_relaxed);
+std::optional<uint32_t> ComputeThreads::take_first(Range& range) {
+  uint64_t bounds = range.bounds.load(std::memory_order_relaxed);
   do {
-    if (left == 0) return false;
-  } while (!tickets_.compare_exchange_weak(left, left - 1, std::memory_order_acquire, std::memory_order_relaxed));
-  run_task(tasks_ - left);
+    if (begin_of(bounds) == end_of(bounds)) return std::nullopt;
+  } while (!range.bounds.compare_exchange_weak(bounds, packed(begin_of(bounds) + 1, end_of(bounds)),
+                                               std::memory_order_acquire, std::memory_order_relaxed));
+  return begin_of(bounds);
+}
+
+std::optional<uint32_t> ComputeThreads::take_last(Range& range) {
+  uint64_t bounds = range.bounds.load(std::memory_order_relaxed);
+  do {
+    if (begin_of(bounds) == end_of(bounds)) return std::nullopt;
+  } while (!range.bounds.compare_exchange_weak(bounds, packed(begin_of(bounds), end_of(bounds) - 1),
+                                               std::memory_order_acquire, std::memory_order_relaxed));
+  return end_of(bounds) - 1;
+}
+
+bool ComputeThreads::take_task(uint32_t thread) {
+  std::optional<uint32_t> task = take_first(ranges_[thread]);
+  while (!task) {
+    Range* longest = nullptr;
+    uint32_t most = 0;
+    for (Range& range : ranges_) {
+      const uint64_t bounds = range.bounds.load(std::memory_order_relaxed);
+      if (end_of(bounds) - begin_of(bounds) > most) {
+        most = end_of(bounds) - begin_of(bounds);
+        longest = &range;
+      }
+    }
+    if (longest == nullptr) return false;
+    task = take_last(*longest);
+  }
+  run_task(*task);
   return true;
 }
 

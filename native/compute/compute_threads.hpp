@@ -25,26 +25,33 @@ class ComputeThreads {
 
   uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
 
-  // Runs body(0) .. body(tasks - 1), each once, on any thread, begun in this order, and returns when all are done; the
-  // caller works along. Every task runs with the default floating-point environment. When a task throws, the rest is
-  // still run, and a std::runtime_error with the first message is thrown here. Steps of several callers run one after
-  // the other.
+  // Runs body(0) .. body(tasks - 1), each once, on any thread, and returns when all are done; the caller works along.
+  // Every thread takes tasks of a range of its own, in order, so that what it reads lies one behind the other and is
+  // prefetched across tasks; who is done takes from the end of the longest range that is left. Every task runs with the
+  // default floating-point environment. When a task throws, the rest is still run, and a std::runtime_error with the
+  // first message is thrown here. Steps of several callers run one after the other.
   void run(uint32_t tasks, const std::function<void(uint32_t)>& body);
 
  private:
-  void serve();
-  bool take_task();
+  // Tasks [begin, end) that nobody has begun, in one word. On a cache line of its own.
+  struct alignas(64) Range {
+    std::atomic<uint64_t> bounds = 0;
+  };
+
+  void serve(uint32_t thread);
+  bool take_task(uint32_t thread);
+  static std::optional<uint32_t> take_first(Range& range);
+  static std::optional<uint32_t> take_last(Range& range);
   void run_task(uint32_t task) noexcept;
   void wait_for_end();
 
   std::chrono::microseconds spin_;
   std::mutex step_mutex_;  // one step at a time
 
-  // The step. Plain members are written before `tickets_`, and read only by who has taken a ticket: the step cannot end
-  // before he has finished.
+  // The step. `body_` is written before the ranges, and read only by who has taken a task: the step cannot end before
+  // he has finished.
   const std::function<void(uint32_t)>* body_ = nullptr;
-  uint32_t tasks_ = 0;
-  std::atomic<uint32_t> tickets_ = 0;     // tasks that nobody has begun
+  std::vector<Range> ranges_;             // by thread, the caller first
   std::atomic<uint32_t> unfinished_ = 0;  // tasks that are not done
   std::atomic<uint32_t> step_ = 0;        // changes with every step; sleepers wait for that
   std::mutex failure_mutex_;

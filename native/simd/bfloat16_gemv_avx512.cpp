@@ -39,8 +39,8 @@ ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_row(const
     for (uint64_t token = 0; token < kGemvTokensMax; ++token) sums[token] = _mm512_setzero_ps();
     uint64_t column = 0;
     for (; column + kBlock <= width; column += kBlock) {
-      __builtin_prefetch(weights + column + kPrefetchWeights);
-      __builtin_prefetch(weights + column + kPrefetchWeights + 32);
+      __builtin_prefetch(weights + column + kPrefetchWeights, 0, 0);
+      __builtin_prefetch(weights + column + kPrefetchWeights + 32, 0, 0);
       multiply_block(sums, _mm512_loadu_si512(weights + column), _mm512_loadu_si512(weights + column + 32), x + column,
                      stride, tokens);
     }

@@ -43,7 +43,7 @@ ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_groups(co
       // Near the end of the exceptions: stay inside whatever the records say.
       const bool guarded = (uint64_t)(exceptions_end - exception) < kFx3EscapesPerBlockMax;
 #pragma GCC unroll 6
-      for (uint64_t byte = 0; byte < kBlockBytes; byte += 64) __builtin_prefetch(record + kPrefetchBytes + byte);
+      for (uint64_t byte = 0; byte < kBlockBytes; byte += 64) __builtin_prefetch(record + kPrefetchBytes + byte, 0, 0);
 #pragma GCC unroll 4
       for (uint64_t row = 0; row < kFx3GroupRows; ++row) {
         const Fx3Weights512 weights = decode_record(constants, record + row * kFx3RecordBytes, exception);

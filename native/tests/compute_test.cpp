@@ -160,6 +160,24 @@ void test_threads_run_every_task_once() {
   }
 }
 
+// The first task ends only when all others have: who has it leaves the rest of his range to the others.
+void test_free_threads_take_the_tasks_of_a_busy_one() {
+  for (const uint32_t count : {2u, 3u}) {
+    ComputeThreads threads(count);
+    for (int round = 0; round < 50; ++round) {
+      std::atomic<uint32_t> others = 0;
+      threads.run(20, [&](uint32_t task) {
+        if (task != 0) {
+          ++others;
+          return;
+        }
+        while (others != 19) std::this_thread::yield();
+      });
+      assert(others == 19);
+    }
+  }
+}
+
 void test_several_callers_take_turns() {
   ComputeThreads threads(3);
   std::atomic<uint64_t> sum = 0;
@@ -201,6 +219,7 @@ int main() {
   zipmoe::test_refused_matrices();
   zipmoe::test_experts();
   zipmoe::test_threads_run_every_task_once();
+  zipmoe::test_free_threads_take_the_tasks_of_a_busy_one();
   zipmoe::test_several_callers_take_turns();
   zipmoe::test_a_failing_task_is_reported();
   std::puts("compute_test: all passed");

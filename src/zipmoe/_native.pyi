@@ -259,6 +259,17 @@ class Engine:
         out: npt.NDArray[np.uint16],
         begun: bool = False,
     ) -> None: ...
+    def sparse_step(
+        self,
+        records: Sequence[int],
+        tokens: Sequence[int],
+        network: ExpertNetwork,
+        x: npt.NDArray[np.uint16],
+        positions: npt.NDArray[np.int64],
+        weights: npt.NDArray[np.float32],
+        out: npt.NDArray[np.uint16],
+        begun: bool = False,
+    ) -> None: ...
     def scratch(self, index: int) -> npt.NDArray[np.uint16]: ...
     def resize_pool(self, size_class: int, slots: int) -> None: ...
     def resize_pools(self, slots: Sequence[Sequence[int]]) -> None: ...

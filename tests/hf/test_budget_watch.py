@@ -11,6 +11,7 @@ from zipmoe.engine.budget import KV_CACHE, WORKSPACE, MemoryBudget, workspace_by
 from zipmoe.engine.kv_cache import kv_cache_bytes_per_token
 from zipmoe.errors import BudgetExceededError
 from zipmoe.hf.budget_watch import GROWTH_TOKENS, cache_bytes, watch_budget
+from zipmoe.hf.cache_room import CacheRoom
 
 
 class Echo(torch.nn.Module):
@@ -127,3 +128,13 @@ def test_scores_of_eager_attention_are_reserved(workspace_of, mixtral):
     assert workspace_of("sdpa", 2000, mask) == 0
     mask[0, 0] = 0
     assert entries <= workspace_of("sdpa", 2000, mask) <= 4 * entries
+
+
+def test_room_behind_cached_tokens_counts(watched):
+    echo, _, token = watched
+    cache = cache_of(echo.config, 7)
+    for layer in cache.layers:
+        room = CacheRoom.behind(layer)
+        room.give(layer, 7)
+    assert cache_bytes(cache) == room.capacity * token
+    assert room.capacity > 7

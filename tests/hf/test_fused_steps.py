@@ -16,6 +16,7 @@ from transformers.models.qwen2_moe import modeling_qwen2_moe as family
 
 from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.budget import KV_CACHE
+from zipmoe.engine.kv_cache import kv_cache_bytes_per_token
 from zipmoe.errors import InvalidArgumentError, UnsupportedOperationError
 from zipmoe.hf.budget_watch import cache_bytes
 from zipmoe.hf.cache_room import capacity_for
@@ -276,7 +277,7 @@ def test_the_room_of_a_cache_is_reserved(packed_model):
         for _ in range(2):
             model(input_ids=torch.ones((3, 1), dtype=torch.int64), cache=cache)
         held = sum(t.untyped_storage().nbytes() for layer in cache.layers for t in (layer.keys, layer.values))
-        assert held == capacity_for(702) * cache_bytes(cache) // 702
+        assert held == cache_bytes(cache) == 3 * capacity_for(702) * kv_cache_bytes_per_token(model.config)
         assert budget.reserved(KV_CACHE) >= held
 
 

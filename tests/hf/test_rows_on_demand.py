@@ -10,10 +10,21 @@ from transformers import AutoConfig
 
 import zipmoe
 from zipmoe.engine import rows_on_demand
-from zipmoe.engine.budget import DENSE, EXPERT_POOL, KV_CACHE, PROCESS, ROWS_ON_DEMAND, SCRATCH, UNPACKED, WORKSPACE
-from zipmoe.engine.pool_budget import budget_without_pools, pools_bytes
+from zipmoe.engine.budget import (
+    DENSE,
+    EXPERT_POOL,
+    KV_CACHE,
+    PROCESS,
+    ROWS_ON_DEMAND,
+    SCRATCH,
+    UNPACKED,
+    WORKSPACE,
+    MemoryBudget,
+)
+from zipmoe.engine.memory_plan import MemoryPlan
+from zipmoe.engine.pool_budget import budget_without_pools, pools_bytes, reserve_all_but_pools, tables_on_demand
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
-from zipmoe.engine.rows_on_demand import looked_up_matrices, model_on_meta
+from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices, model_on_meta
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.store.packed_folder import PackedFolder
 
@@ -23,6 +34,9 @@ WORDS = "embedding rows on demand from disk"
 @pytest.fixture(autouse=True)
 def small_tables_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_on_demand, "SMALLEST_TABLE_BYTES", 0)
+
+
+ON_DEMAND = {"quantization_config": zipmoe.ZipMoEConfig(embedding="on-demand")}
 
 
 def looked_up(packed) -> tuple[str, ...]:
@@ -44,7 +58,7 @@ def looked_up(packed) -> tuple[str, ...]:
 def test_logits_are_those_of_plain_transformers(packed_model, name, expected):
     packed = packed_model(name)
     assert looked_up(packed) == expected
-    model = packed.load()
+    model = packed.load(**ON_DEMAND)
     assert looked_up_matrices(model, model.zipmoe_engine.folder.manifest) == expected  # packed modules change nothing
     assert bool(model.zipmoe_engine._on_demand.records) == bool(expected)
     assert bool(model.zipmoe_engine.budget.reserved(ROWS_ON_DEMAND)) == bool(expected)
@@ -62,14 +76,14 @@ def test_tables_shared_by_names_and_stacks(packed_model):
     switch = packed_model("switch")
     tables = looked_up(switch)
     assert "shared.weight" not in tables
-    assert torch.equal(switch.logits(switch.load()), switch.logits(switch.plain()))
+    assert torch.equal(switch.logits(switch.load(**ON_DEMAND)), switch.logits(switch.plain()))
 
 
 def test_a_base_model_without_its_head_only_looks_rows_up(packed_model):
     import transformers
 
     tied = packed_model("mixtral_tied")
-    base = transformers.MixtralModel.from_pretrained(tied.folder)
+    base = transformers.MixtralModel.from_pretrained(tied.folder, **ON_DEMAND)
     plain = transformers.MixtralModel.from_pretrained(tied.source)
     assert base.zipmoe_engine.budget.reserved(ROWS_ON_DEMAND) > 0
     with torch.no_grad():
@@ -77,7 +91,7 @@ def test_a_base_model_without_its_head_only_looks_rows_up(packed_model):
 
 
 def test_a_model_in_float32(mixtral):
-    model, plain = mixtral.load(dtype=torch.float32), mixtral.plain(dtype=torch.float32)
+    model, plain = mixtral.load(dtype=torch.float32, **ON_DEMAND), mixtral.plain(dtype=torch.float32)
     assert torch.equal(mixtral.logits(model), mixtral.logits(plain))
 
 
@@ -90,10 +104,29 @@ def test_the_caller_may_keep_the_table_resident(mixtral):
         zipmoe.ZipMoEConfig(embedding="somewhere")
 
 
+def test_a_table_is_resident_where_all_experts_have_room_beside_it(packed_model):
+    packed = packed_model("mixtral")
+    manifest = PackedFolder.open(packed.folder).manifest
+    meta = model_on_meta(AutoConfig.from_pretrained(packed.folder), manifest.architecture)
+    tables = looked_up(packed)
+    ample = MemoryBudget(8 << 30)
+    assert tables_on_demand(manifest, tables, "auto", ample) == ()
+    assert tables_on_demand(manifest, tables, "on-demand", ample) == tables
+    assert tables_on_demand(manifest, tables, "resident", ample) == ()
+    everything = 8 << 30
+    everything -= reserve_all_but_pools(manifest, ample, RowsOnDemand()).free_bytes
+    pool = MemoryPlan.of(manifest, 1, separable=False)
+    everything += pool.pool_reservation_bytes([shape.records for shape in pool.size_classes])
+    assert tables_on_demand(manifest, tables, "auto", MemoryBudget(everything - 4096)) == tables
+    assert tables_on_demand(manifest, tables, "auto", MemoryBudget(1)) == tables
+    assert ROWS_ON_DEMAND not in packed.load().zipmoe_engine.budget.ledger
+    assert ROWS_ON_DEMAND not in budget_without_pools(manifest, "8GB", meta, 64).ledger
+
+
 def test_small_tables_stay_in_memory(mixtral, monkeypatch):
     monkeypatch.setattr(rows_on_demand, "SMALLEST_TABLE_BYTES", 16 << 20)
     assert looked_up(mixtral) == ()
-    assert ROWS_ON_DEMAND not in mixtral.load().zipmoe_engine.budget.ledger
+    assert ROWS_ON_DEMAND not in mixtral.load(**ON_DEMAND).zipmoe_engine.budget.ledger
 
 
 def test_systems_with_large_pages_keep_tables_in_memory(mixtral, monkeypatch):
@@ -102,7 +135,7 @@ def test_systems_with_large_pages_keep_tables_in_memory(mixtral, monkeypatch):
 
 
 def test_save_pretrained_copies_the_table(mixtral, tmp_path: Path):
-    model = mixtral.load()
+    model = mixtral.load(**ON_DEMAND)
     model.save_pretrained(tmp_path / "copy")
     again = zipmoe.load(tmp_path / "copy")
     assert torch.equal(mixtral.logits(again), mixtral.logits(mixtral.plain()))

@@ -6,7 +6,8 @@ one matrix product are faster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -177,25 +178,68 @@ class FusedCompute:
             CorruptRecordError, TruncatedShardError, PackedFolderError: an expert cannot be read.
             UnsupportedOperationError: the same thread has a request open.
         """
-        engine = self._engine
         out = torch.empty_like(x)
+        counts = list(tokens)
+        with self._request(group, expert_ids, counts) as (records, begun):
+            self._engine._native.feed_forward_request(records, counts, network, _words(x), _words(out), begun)
+        return out
+
+    def sparse_layer(
+        self,
+        group: GroupHandle,
+        expert_ids: Sequence[int],
+        tokens: Sequence[int],
+        network: _native.ExpertNetwork,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """The same for whole tokens: every row's experts, times their weights, summed in FP32 and rounded once.
+
+        Args:
+            group: of the experts.
+            expert_ids: distinct ids.
+            tokens: rows of each expert, in the order of the ids.
+            network: which of their matrices are used how.
+            x: BF16 [n, hidden], contiguous.
+            positions: int64 [n * top_k]: where the flattened ids name the first expert, then the second ...
+            weights: FP32 [n, top_k], contiguous.
+
+        Returns:
+            BF16 [n, hidden].
+
+        Raises:
+            As ``experts``.
+        """
+        out = torch.empty_like(x)
+        counts = list(tokens)
+        with self._request(group, expert_ids, counts) as (records, begun):
+            self._engine._native.sparse_step(
+                records, counts, network, _words(x), positions.numpy(), weights.numpy(), _words(out), begun
+            )
+        return out
+
+    @contextmanager
+    def _request(
+        self, group: GroupHandle, expert_ids: Sequence[int], tokens: list[int]
+    ) -> Iterator[tuple[list[int], bool]]:
+        """The engine for one native call that is a whole request: its records, and whether it was begun early."""
+        engine = self._engine
         with engine._exclusive():
             if engine._request is not None:
                 raise UnsupportedOperationError("this thread has a request open already: end it first")
             if engine.request_observer is not None:
                 engine.request_observer(group.path, expert_ids)
-            counts = list(tokens)
             records = [group.records[expert_id] for expert_id in expert_ids]
             try:
-                begun = engine.early.take(group, list(expert_ids), False, counts)
+                begun = engine.early.take(group, list(expert_ids), False, tokens)
                 if not begun:
                     engine._decoded.settle()
                 with named_record_errors(engine._catalogue):
-                    engine._native.feed_forward_request(records, counts, network, _words(x), _words(out), begun)
+                    yield records, begun
             except BaseException:
                 engine._native.end_request()  # one that was begun early and not ended by the call
                 raise
-        return out
 
 
 def _words(tensor: torch.Tensor) -> npt.NDArray[np.uint16]:

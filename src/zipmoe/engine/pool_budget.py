@@ -7,18 +7,19 @@ from typing import Any
 
 from zipmoe.codecs.registry import get_codec
 from zipmoe.engine.budget import MemoryBudget, plan_budget
-from zipmoe.engine.memory_plan import MemoryPlan
+from zipmoe.engine.memory_plan import ALL_RESIDENT, MemoryPlan
 from zipmoe.engine.pool_memory_plan import PoolMemoryPlan
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices
+from zipmoe.errors import BudgetTooSmallError
 from zipmoe.store.manifest import Manifest
 
 
 def budget_without_pools(
     manifest: Manifest, memory: str | int | None, model: Any, context_tokens: int | None
 ) -> MemoryBudget:
-    """The budget of a run with everything reserved but the pools: what is free is theirs. Rows of embeddings are read
-    on demand, as they are unless a caller asks for resident ones.
+    """The budget of a run with everything reserved but the pools: what is free is theirs. Embeddings are kept as they
+    are unless a caller asks for another place.
 
     To be called in a process that has imported torch and Transformers, as the run will have; ``model`` is on the meta
     device (``model_on_meta``).
@@ -30,8 +31,36 @@ def budget_without_pools(
     unpacked = sum(reason.bytes for reason in manifest.unpacked)
     unpacked += sum(buffer.nbytes for name, buffer in model.named_buffers() if name not in in_checkpoint)
     budget = plan_budget(memory, config=model.config, unpacked_bytes=unpacked, context_tokens=context_tokens)
-    looked_up = looked_up_matrices(model, manifest)
-    return reserve_all_but_pools(manifest, budget, RowsOnDemand.of_manifest(manifest, looked_up))
+    tables = tables_on_demand(manifest, looked_up_matrices(model, manifest), "auto", budget)
+    return reserve_all_but_pools(manifest, budget, RowsOnDemand.of_manifest(manifest, tables))
+
+
+def tables_on_demand(
+    manifest: Manifest,
+    looked_up: tuple[str, ...],
+    place: str,
+    budget: MemoryBudget,
+    decode_threads: int | None = None,
+) -> tuple[str, ...]:
+    """The parameters of ``looked_up`` whose rows are read on demand.
+
+    Args:
+        manifest: of the folder.
+        looked_up: matrices that are only looked up (``looked_up_matrices``).
+        place: one of ``EMBEDDING_PLACES``.
+        budget: of the run, before the engine reserves anything; is not changed.
+        decode_threads: of the engine; None: one per core.
+    """
+    if place == "resident" or not looked_up:
+        return ()
+    if place == "auto":
+        try:
+            free = reserve_all_but_pools(manifest, budget, ALL_RESIDENT, decode_threads).free_bytes
+        except BudgetTooSmallError:
+            return looked_up
+        if single_pool_holds_all(manifest, free):
+            return ()
+    return looked_up
 
 
 def reserve_all_but_pools(

@@ -20,8 +20,10 @@ from zipmoe.checkpoint.module_names import ModuleNames
 from zipmoe.engine.record_catalogue import RecordCatalogue
 from zipmoe.store.manifest import DenseMatrix, Manifest
 
-EMBEDDING_PLACES = ("on-demand", "resident")
-"""Where tables that are only looked up may be kept: on disk, or in memory as all dense matrices."""
+EMBEDDING_PLACES = ("auto", "on-demand", "resident")
+"""Where tables that are only looked up may be kept: on disk, or in memory as all dense matrices; ``"auto"``: in memory
+where everything else has room beside them, because looking a row up on disk takes longer than multiplying with a small
+matrix."""
 SMALLEST_TABLE_BYTES = 16 << 20
 """Packed bytes. Smaller tables stay in memory: reading rows takes up to 8 MiB itself, and time."""
 _READ_PAGE_BYTES = 4096

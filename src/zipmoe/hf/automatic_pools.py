@@ -13,7 +13,7 @@ from typing import Any
 from zipmoe.engine.budget import MemoryBudget
 from zipmoe.engine.cache_policy import DEFAULT_HALF_LIFE_STEPS
 from zipmoe.engine.model_shape import EXPERTS_PER_TOKEN, largest, text_config
-from zipmoe.engine.pool_budget import pools_bytes, reserve_all_but_pools
+from zipmoe.engine.pool_budget import pools_bytes, reserve_all_but_pools, tables_on_demand
 from zipmoe.engine.pool_slots import PoolSettings
 from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices
 from zipmoe.errors import BudgetTooSmallError, InvalidArgumentError
@@ -63,10 +63,11 @@ def automatic_pools(
     profile = _profile(folder, notes.append)
     if profile is None:
         return AutomaticPools(None, tuple(notes))
-    measure_budget()  # refuses what is wrong with it
+    first = measure_budget()  # refuses what is wrong with it
     looked_up = embedding_parameters(model)
     top_k = largest(text_config(model.config), EXPERTS_PER_TOKEN) or 1
-    tables = looked_up_matrices(model, folder.manifest) if settings.embedding == "on-demand" else ()
+    looked_up_tables = looked_up_matrices(model, folder.manifest)
+    tables = tables_on_demand(folder.manifest, looked_up_tables, settings.embedding, first, settings.decode_threads)
     rows_on_demand = RowsOnDemand.of_manifest(folder.manifest, tables)
     products = packed_products(model, folder.manifest, settings.resolved_mode())
     try:

@@ -40,13 +40,14 @@ class _BudgetWatch:
         self._native_attention = native_attention
         self._token_bytes = kv_cache_bytes_per_token(config)
         self._state_bytes = recurrent_state_bytes(config)
+        self._workspaces: dict[tuple[Any, ...], int] = {}
         self._initial = {name: engine.budget.reserved(name) for name in (KV_CACHE, WORKSPACE)}
 
     def before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         sequences, length = call_shape(args, kwargs)
         kept = kwargs.get("logits_to_keep")
         logit_rows = sequences * (kept if isinstance(kept, int) and kept else length)
-        workspace = workspace_bytes(self._config, sequences * length, logit_rows)
+        workspace = self._workspace_bytes(sequences * length, logit_rows)
         self._reserve_workspace(workspace + self._attention_bytes(sequences, length, kwargs))
         if kwargs.get("use_cache") is not False:
             caches = [value for value in kwargs.values() if _is_cache(value)]
@@ -63,6 +64,13 @@ class _BudgetWatch:
                 room = capacity_for(max(grows) + 1)
                 grown = max(grown, sequences * room * self._token_bytes - held)
             self._reserve_cache(held, grown)
+
+    def _workspace_bytes(self, step_tokens: int, logit_rows: int) -> int:
+        """``workspace_bytes``, remembered: every token asks the same, and configurations answer slowly."""
+        key = (step_tokens, logit_rows, getattr(self._config, "dtype", None))
+        if key not in self._workspaces:
+            self._workspaces = {key: workspace_bytes(self._config, step_tokens, logit_rows)}
+        return self._workspaces[key]
 
     def _attention_bytes(self, sequences: int, length: int, kwargs: dict[str, Any]) -> int:
         mask = kwargs.get("attention_mask")
@@ -105,16 +113,20 @@ def _growth_tokens(static: list[Any], layers: int) -> int:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of all tensors that a Transformers cache object holds."""
+    """Bytes of memory that the tensors of a Transformers cache object keep, room behind them included."""
     total = 0
     pending, seen = [cache], set()
+    memories: set[int] = set()
     while pending:
         item = pending.pop()
         if id(item) in seen:
             continue
         seen.add(id(item))
         if isinstance(item, torch.Tensor):
-            total += item.nbytes
+            memory = item.untyped_storage()
+            if memory.data_ptr() not in memories:
+                memories.add(memory.data_ptr())
+                total += memory.nbytes()
         elif isinstance(item, dict):
             pending.extend(item.values())
         elif isinstance(item, list | tuple):

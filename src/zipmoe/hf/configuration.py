@@ -72,8 +72,9 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             Default: that of ``PoolSettings``, else ``"zipmoe"``.
         half_life_steps: for the policy ``"zipmoe"``: steps (passes of the model) after which an activation counts half.
             Default: that of ``PoolSettings``, else 16.
-        embedding: where tables are kept that are only looked up: ``"on-demand"`` (default: on disk, and the rows of
-            the tokens at hand are read, which leaves more memory to experts) or ``"resident"``.
+        embedding: where tables are kept that are only looked up: ``"on-demand"`` (on disk, and the rows of the tokens
+            at hand are read, which leaves more memory to experts), ``"resident"``, or ``"auto"`` (default): resident
+            where all experts have room beside them.
         early_routing: where a block computes its shared expert before it routes, ask the router first, so that experts
             are read meanwhile. Results do not depend on it.
         fused_steps: in the mode ``"fast"``, compute attention, feed-forward networks, norms and routers of few rows by
@@ -101,7 +102,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         trace: str | Path | None = None,
         policy: str | None = None,
         half_life_steps: float | None = None,
-        embedding: str = "on-demand",
+        embedding: str = "auto",
         early_routing: bool = True,
         fused_steps: bool = True,
         quant_method: str = QUANT_METHOD,

@@ -14,6 +14,7 @@ import torch
 
 from zipmoe.engine.budget import MemoryBudget, plan_budget
 from zipmoe.engine.engine import Engine
+from zipmoe.engine.pool_budget import tables_on_demand
 from zipmoe.engine.rows_on_demand import looked_up_matrices
 from zipmoe.hf.automatic_pools import automatic_pools
 from zipmoe.hf.configuration import ZipMoEConfig
@@ -36,9 +37,11 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
     if isinstance(pools, str):
         automatic = automatic_pools(model, folder, settings, lambda: _budget(model, folder, settings))
         pools, notes = automatic.settings, automatic.notes
+    budget = _budget(model, folder, settings)
+    looked_up = looked_up_matrices(model, folder.manifest)
     engine = Engine(
         folder,
-        _budget(model, folder, settings),
+        budget,
         verify=settings.verify,
         io_mode=settings.io_mode,
         io_threads=settings.io_threads,
@@ -48,7 +51,9 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         half_life_steps=settings.half_life_steps,
         pools=pools,
         fused=settings.resolved_mode() == "fast",
-        rows_on_demand=looked_up_matrices(model, folder.manifest) if settings.embedding == "on-demand" else (),
+        rows_on_demand=tables_on_demand(
+            folder.manifest, looked_up, settings.embedding, budget, settings.decode_threads
+        ),
     )
     for note in notes:
         sys.stderr.write(f"{note}\n")

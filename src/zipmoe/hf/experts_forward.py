@@ -61,6 +61,9 @@ def _forward_grouped(
     routing = _routing(self, top_k_index)
     fused = fused_experts(self, hidden_states)
     if fused is not None and routing.complete and max(routing.tokens, default=0) <= FUSED_ROWS_MAX:
+        combined = fused.combined(routing, hidden_states, top_k_weights)
+        if combined is not None:
+            return combined
         positions = routing.positions
         outputs = fused.all(routing.experts, routing.tokens, hidden_states[positions // top_k])
         outputs = outputs * weights[positions].unsqueeze(-1)

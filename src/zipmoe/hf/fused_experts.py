@@ -11,6 +11,7 @@ from zipmoe import _native
 from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.expert_network import native_network
 from zipmoe.hf.expert_parameter import ExpertSource
+from zipmoe.hf.routing import Routing
 
 _UNKNOWN = object()
 
@@ -36,6 +37,30 @@ class FusedExperts:
         """
         source: ExpertSource = self._module._zipmoe_source
         return self._normed(self._compute.experts(source.group, experts, tokens, self._network, rows))
+
+    def combined(self, routing: Routing, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None:
+        """Outputs of a whole request, weighted and summed for every token.
+
+        Args:
+            routing: where every position has an expert.
+            rows: BF16 [tokens, hidden].
+            weights: BF16 or FP32 [tokens, top_k].
+
+        Returns:
+            BF16 [tokens, hidden]; None if the family does something to the outputs before they are summed.
+        """
+        if self._module.has_post_expert_norm or weights.dtype not in (torch.bfloat16, torch.float32):
+            return None
+        source: ExpertSource = self._module._zipmoe_source
+        return self._compute.sparse_layer(
+            source.group,
+            routing.experts,
+            routing.tokens,
+            self._network,
+            rows.contiguous(),
+            routing.positions,
+            weights.to(torch.float32).contiguous(),
+        )
 
     def one(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         """Outputs of the expert that the open request handed out last; ``rows``: BF16 [n, hidden]."""
