@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import shutil
+import threading
 
 import pytest
 import torch
@@ -13,11 +14,15 @@ from native_steps import count_calls, gaussian, load
 from transformers import DynamicCache
 from transformers.models.qwen2_moe import modeling_qwen2_moe as family
 
+from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.budget import KV_CACHE
+from zipmoe.engine.kv_cache import kv_cache_bytes_per_token
 from zipmoe.errors import InvalidArgumentError, UnsupportedOperationError
 from zipmoe.hf.budget_watch import cache_bytes
 from zipmoe.hf.cache_room import capacity_for
 from zipmoe.hf.configuration import ZipMoEConfig
+from zipmoe.store import pack_plan
+from zipmoe.store.pack import pack
 
 
 @pytest.fixture
@@ -131,6 +136,7 @@ def test_eager_attention(packed_model, calls):
         assert calls.attention == 2
 
 
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_a_cache_under_either_name(packed_model, calls, name):
     packed = packed_model("qwen3_moe")
@@ -209,6 +215,56 @@ def test_copies_are_the_familys_own(packed_model):
                 copy.deepcopy(packed)
 
 
+@pytest.mark.parametrize(
+    "kind, path",
+    [
+        (family.Qwen2MoeAttention, "self_attn"),
+        (family.Qwen2MoeMLP, "mlp.shared_expert"),
+        (family.Qwen2MoeRMSNorm, "input_layernorm"),
+        (family.Qwen2MoeTopKRouter, "mlp.gate"),
+    ],
+)
+def test_a_forward_that_its_class_is_given_later(packed_model, monkeypatch, kind, path):
+    model = load(packed_model("qwen2_moe").folder)
+    with model.zipmoe_engine:
+        cache = DynamicCache()
+        model(input_ids=torch.tensor([[5, 9, 31]]), cache=cache)
+        model(input_ids=torch.tensor([[5]]), cache=cache)
+        module, seen = model.model.layers[0].get_submodule(path), []
+        original = kind.forward
+
+        def noted(self, *args, **kwargs):
+            seen.append(self)
+            return original(self, *args, **kwargs)
+
+        model(input_ids=torch.tensor([[5]]), cache=cache)
+        assert not seen
+        monkeypatch.setattr(kind, "forward", noted)
+        model(input_ids=torch.tensor([[5]]), cache=cache)
+        assert any(each is module for each in seen)
+
+
+def test_two_threads_with_one_model(packed_model):
+    packed = packed_model("qwen2_moe")
+    model = load(packed.folder)
+    with model.zipmoe_engine:
+        expected = [model.generate(packed.inputs["input_ids"][i : i + 1], max_new_tokens=20) for i in (0, 1)]
+        found = [[], []]
+
+        def work(i):
+            for _ in range(3):
+                found[i].append(model.generate(packed.inputs["input_ids"][i : i + 1], max_new_tokens=20))
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for i in (0, 1):
+            assert len(found[i]) == 3
+            assert all(torch.equal(each, expected[i]) for each in found[i])
+
+
 def test_the_room_of_a_cache_is_reserved(packed_model):
     packed = packed_model("qwen2_moe")
     model = load(packed.folder)
@@ -222,7 +278,7 @@ def test_the_room_of_a_cache_is_reserved(packed_model):
         for _ in range(2):
             model(input_ids=torch.ones((3, 1), dtype=torch.int64), cache=cache)
         held = sum(t.untyped_storage().nbytes() for layer in cache.layers for t in (layer.keys, layer.values))
-        assert held == capacity_for(702) * token == cache_bytes(cache)
+        assert held == cache_bytes(cache) == 3 * capacity_for(702) * kv_cache_bytes_per_token(model.config)
         assert budget.reserved(KV_CACHE) >= held
 
 
@@ -239,4 +295,25 @@ def test_a_pass_of_another_length_within_a_run(packed_model, calls):
                 parts.append(model(input_ids=ids, cache=cache).logits[0])
             logits.append(torch.cat(parts))
         assert calls.attention == 2 * 4
+        assert torch.allclose(*(each.float() for each in logits), rtol=0.05, atol=0.05)
+
+
+def test_matrices_of_several_records(packed_model, tmp_path, monkeypatch, calls):
+    """Attention takes them; a feed-forward network takes one record for each of its matrices."""
+    packed = packed_model("qwen2_moe")
+    monkeypatch.setattr(pack_plan, "DENSE_BLOCK_BYTES", 4096)
+    pack(packed.source, tmp_path / "blocks", CodecSettings("fx3", None, 1), jobs=1, min_dense_bytes=0)
+    whole, blocks = load(packed.folder), load(tmp_path / "blocks")
+    with whole.zipmoe_engine, blocks.zipmoe_engine:
+        projection = blocks.model.layers[0].self_attn.q_proj._zipmoe_parameter
+        assert len(blocks.zipmoe_engine._catalogue.dense_matrix(projection).blocks) == 2
+        assert blocks.zipmoe_fused_steps().attentions == 2 and blocks.zipmoe_fused_steps().feed_forwards == 0
+        logits = []
+        for model in (whole, blocks):
+            cache = DynamicCache()
+            model(input_ids=torch.tensor([[5, 9, 31]]), cache=cache)
+            logits.append(
+                torch.cat([model(input_ids=torch.tensor([[token]]), cache=cache).logits for token in range(9)])
+            )
+        assert calls.attention == 2 * 2 * 9 and calls.feed_forward == 2 * 9
         assert torch.allclose(*(each.float() for each in logits), rtol=0.05, atol=0.05)

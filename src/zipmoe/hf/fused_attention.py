@@ -18,10 +18,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from zipmoe import _native
 from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.cache_room import CacheRoom
-from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows, records_gradients
 from zipmoe.hf.first_use import all_agree, same_formula
-from zipmoe.hf.fused_module import FusedModule
+from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.fused_norm import norm_epsilon
 from zipmoe.hf.implementation_choice import attention_implementation, sdpa_is_transformers_own
 from zipmoe.hf.mentioned_names import mentioned_names
@@ -164,6 +163,7 @@ class FusedAttention(FusedModule):
             or hidden.dim() != 3
             or hidden.shape[1] != 1
             or self.training
+            or not self._zipmoe_stands_for_own()
             or options.get("attention_mask") is not None
             or type(cache) is not DynamicCache
             or cache.offloading
@@ -242,8 +242,7 @@ def fuse_attention(module: Any) -> bool:
     native = _native_attention(module)
     if native is None:
         return False
-    module.__class__ = dynamic_class(original.__name__, (FusedAttention, original), original)
-    module._zipmoe_native = native
+    fuse(module, FusedAttention, _zipmoe_native=native)
     return True
 
 

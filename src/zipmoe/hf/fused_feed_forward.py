@@ -11,10 +11,9 @@ from torch import nn
 from zipmoe import _native
 from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.activation_recognition import recognise_activation
-from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows
 from zipmoe.hf.first_use import same_formula
-from zipmoe.hf.fused_module import FusedModule
+from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.mentioned_names import mentioned_names
 from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_linear import PackedLinear
@@ -47,7 +46,7 @@ class FusedFeedForward(FusedModule):
         native: _Native | None = self._zipmoe_native
         if native is not None:
             fits = not kwargs and len(args) == 1 and few_rows(args[0], native.columns)
-            native = up_to_date(self, _native_network) if fits else None
+            native = up_to_date(self, _native_network) if fits and self._zipmoe_stands_for_own() else None
         if native is None:
             output: torch.Tensor = super().forward(*args, **kwargs)
             return output
@@ -87,8 +86,7 @@ def fuse_feed_forward(module: Any) -> bool:
     native = _native_network(module) if names is not None and {*names} == {*_CHILDREN, "act_fn"} else None
     if native is None:
         return False
-    module.__class__ = dynamic_class(original.__name__, (FusedFeedForward, original), original)
-    module._zipmoe_native = native
+    fuse(module, FusedFeedForward, _zipmoe_native=native)
     return True
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows, records_gradients
-from zipmoe.hf.fused_module import FusedModule
+from zipmoe.hf.fused_module import FusedModule, fuse
 
 _WEIGHTS_MAX = 1 << 20
 """Larger matrices keep several threads busy."""
@@ -39,6 +38,7 @@ class FusedLinear(FusedModule):
             or (bias is None and getattr(self, "bias", None) is not None)
             or (bias is not None and (bias.dtype is not torch.bfloat16 or not bias.is_contiguous()))
             or records_gradients(bias)
+            or not self._zipmoe_stands_for_own()
         ):
             output: torch.Tensor = super().forward(input)
             return output
@@ -62,5 +62,5 @@ def fuse_linear(module: Any) -> bool:
         return False
     if module.weight.dtype is not torch.bfloat16:
         return False
-    module.__class__ = dynamic_class("Linear", (FusedLinear, nn.Linear), nn.Linear)
+    fuse(module, FusedLinear)
     return True

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from zipmoe import _native
-from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows, records_gradients
-from zipmoe.hf.fused_module import FusedModule
+from zipmoe.hf.fused_module import FusedModule, fuse
 
 _EPSILON_NAMES = ("variance_epsilon", "eps", "epsilon")
 _ONE_STEP = 2.0**-7
@@ -34,6 +33,7 @@ class FusedNorm(FusedModule):
             or not weight.is_contiguous()
             or records_gradients(weight)
             or type(epsilon) is not float
+            or not self._zipmoe_stands_for_own()
         ):
             output: torch.Tensor = super().forward(*args, **kwargs)
             return output
@@ -86,7 +86,5 @@ def fuse_norm(module: Any) -> bool:
     """Let the native core compute few rows of ``module`` from now on, if it computes the same."""
     if norm_epsilon(module) is None:
         return False
-    original = type(module)
-    module.__class__ = dynamic_class(original.__name__, (FusedNorm, original), original)
-    module._zipmoe_epsilon_name = _epsilon_name(module)
+    fuse(module, FusedNorm, _zipmoe_epsilon_name=_epsilon_name(module))
     return True

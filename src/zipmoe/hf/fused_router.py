@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from zipmoe import _native
-from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.few_rows import few_rows, records_gradients
-from zipmoe.hf.fused_module import FusedModule
+from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.mentioned_names import mentioned_names
 
 _PROBE_ROWS = 128
@@ -67,6 +66,7 @@ class FusedRouter(FusedModule):
             or not weight.is_contiguous()
             or records_gradients(weight)
             or self.training
+            or not self._zipmoe_stands_for_own()
         ):
             return super().forward(*args, **kwargs)
         if not _unchanged(self, native.settings):
@@ -108,13 +108,11 @@ def routed(formula: _native.RouterFormula, x: torch.Tensor, weight: torch.Tensor
 
 def fuse_router(module: Any) -> bool:
     """Let the native core route few rows of ``module``, whose weights are there, if it follows a known formula."""
-    original = type(module)
-    names = mentioned_names(original)
+    names = mentioned_names(type(module))
     native = _native_router(module) if names is not None and {*names} <= _KNOWN_NAMES else None
     if native is None:
         return False
-    module.__class__ = dynamic_class(original.__name__, (FusedRouter, original), original)
-    module._zipmoe_native = native
+    fuse(module, FusedRouter, _zipmoe_native=native)
     return True
 
 

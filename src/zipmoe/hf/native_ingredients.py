@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from zipmoe import _native
+from zipmoe.hf.fused_module import FusedModule
 from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
 
 _SCALARS = bool | int | float | torch.dtype
@@ -47,7 +48,8 @@ class NativeIngredients:
 
     def are_quiet(self) -> bool:
         """Whether leaving out the calls of the children is not noticed by anybody."""
-        return _native.all_empty(self._hooks) and _native.holds(self._calls)
+        own = all(part._zipmoe_stands_for_own() for part in self._parts if isinstance(part, FusedModule))
+        return own and _native.all_empty(self._hooks) and _native.holds(self._calls)
 
 
 def up_to_date(module: Any, make: Callable[[Any], Any]) -> Any:
