@@ -274,7 +274,6 @@ def test_the_room_of_a_cache_is_reserved(packed_model):
         model(input_ids=torch.ones((3, 700), dtype=torch.int64), cache=cache)
         before = budget.reserved(KV_CACHE)
         assert before >= cache_bytes(cache)
-        token = cache_bytes(cache) // 700
         for _ in range(2):
             model(input_ids=torch.ones((3, 1), dtype=torch.int64), cache=cache)
         held = sum(t.untyped_storage().nbytes() for layer in cache.layers for t in (layer.keys, layer.values))
