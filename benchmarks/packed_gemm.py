@@ -14,16 +14,18 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from fused_gemv import SHAPES, Weights, seconds_per_matrix
 from result_document import add_result_options, earlier_results, table, this_machine, write_results
 
 from zipmoe import _native
+from zipmoe.bench.kernels.kernel_result import SHAPES
+from zipmoe.bench.kernels.rotating_weights import RotatingWeights, lay_out, memory_bytes
 from zipmoe.codecs.fx3_gemv import round_to_bfloat16
 from zipmoe.profiling.touched_memory import TouchedMemory
 
@@ -31,6 +33,9 @@ INPUT_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 512)
 METHODS = ("packed", "raw", "decoded", "torch")
 LEAST_SECONDS = 0.02
 """Of one method in one round: that many matrices go by."""
+
+_PAUSE_SECONDS = 0.004
+_WARM_UP_CALLS = 3
 
 Call = Callable[[int], object]
 
@@ -55,8 +60,19 @@ class Measured:
         return operations / statistics.median(self.seconds[method]) / 1e9
 
 
+def seconds_per_matrix(call: Call, count: int) -> float:
+    """Call it for ``count`` matrices, threads awake; seconds per call."""
+    time.sleep(_PAUSE_SECONDS)
+    for i in range(_WARM_UP_CALLS):
+        call(i % count)
+    begin = time.perf_counter()
+    for i in range(count):
+        call(i)
+    return (time.perf_counter() - begin) / count
+
+
 def calls_of(
-    weights: Weights, input_rows: int, threads: _native.ComputeThreads, decoder: Any, instruction_set: str
+    weights: RotatingWeights, input_rows: int, threads: _native.ComputeThreads, decoder: Any, instruction_set: str
 ) -> dict[str, Call]:
     """Every method on the same inputs; results are BF16. The packed and the raw result must be the same bits."""
     rows, columns = weights.rows, weights.columns
@@ -92,7 +108,9 @@ def calls_of(
     }
 
 
-def measure(weights: Weights, input_rows: list[int], rounds: int, threads: int, instruction_set: str) -> list[Measured]:
+def measure(
+    weights: RotatingWeights, input_rows: list[int], rounds: int, threads: int, instruction_set: str
+) -> list[Measured]:
     """All numbers of rows of one shape, interleaved."""
     pool, decoder = _native.ComputeThreads(threads), _native.TimedDecoder("fx3", threads)
     torch.set_num_threads(threads)
@@ -155,14 +173,13 @@ def main() -> None:
     shapes = [tuple(map(int, text.split("x"))) for text in arguments.shapes] if arguments.shapes else list(SHAPES)
     kernels = _native.gemv_instruction_set(arguments.instruction_set)
 
-    largest = max(2 * rows * columns for rows, columns in shapes)
-    memory = TouchedMemory(int(1.8 * (arguments.megabytes * 10**6 + largest)))
+    memory = TouchedMemory(memory_bytes(shapes, arguments.megabytes))
     results: list[Measured] = []
     print(
         f"{this_machine()['processor']}, {kernels}, {arguments.threads} threads, torch {torch.__version__}", flush=True
     )
     for rows, columns in shapes:
-        weights = Weights.lay_out(rows, columns, arguments.megabytes, memory)
+        weights = lay_out(rows, columns, arguments.megabytes, memory)
         part = measure(weights, arguments.input_rows, arguments.rounds, arguments.threads, arguments.instruction_set)
         for result in part:
             times = "  ".join(f"{method} {statistics.median(result.seconds[method]) * 1e6:8.1f}" for method in METHODS)
