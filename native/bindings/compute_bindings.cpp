@@ -192,7 +192,7 @@ void bind_compute(nb::module_& module) {
           [](ComputeThreads* self, uint32_t threads, uint32_t spin_microseconds) {
             new (self) ComputeThreads(threads, std::chrono::microseconds(spin_microseconds));
           },
-          "threads"_a, "spin_microseconds"_a = 50)
+          "threads"_a, "spin_microseconds"_a = 200)
       .def_prop_ro("threads", &ComputeThreads::threads);
   nb::class_<GatedActivation>(module, "GatedActivation",
                               "What lies between the matrices of a feed-forward network (docs/compute.md).")

@@ -120,8 +120,9 @@ void ExpertCache::evict_until_free(uint32_t size_class, size_t slots, bool spare
 }
 
 uint32_t ExpertCache::spared(uint32_t size_class) const {
-  const uint32_t slots = classes_.at(size_class).slots;
-  return std::min(spare_slots_, slots > kSlotsMin ? slots - kSlotsMin : 0);
+  const SizeClass& shape = classes_.at(size_class);
+  if (shape.slots >= shape.slot_limit) return 0;  // everybody has a slot: there is nothing to predict
+  return std::min(spare_slots_, shape.slots > kSlotsMin ? shape.slots - kSlotsMin : 0);
 }
 
 uint32_t ExpertCache::kept_free(uint32_t size_class) const {
@@ -134,7 +135,8 @@ uint8_t* ExpertCache::acquire_ahead(RecordIndex record) {
   Pool& pool = pools_[wanted.size_class];
   if (wanted.state != State::absent || kept_free(wanted.size_class) == 0) return nullptr;
   // Those that were claimed took spared slots with them: the others make up for it.
-  evict_until_free(wanted.size_class, kept_free(wanted.size_class), false);
+  // Nobody of those that the pass at hand is known to need.
+  evict_until_free(wanted.size_class, kept_free(wanted.size_class), true);
   if (pool.free_slots.empty()) return nullptr;
   wanted.ahead = true;
   ++pool.ahead;

@@ -47,7 +47,8 @@ class ExpertCache {
   uint8_t* acquire(RecordIndex record, bool spare_awaited = false);
 
   // Keeps that many slots of every class for records that may turn out not to be needed: the others share the rest, of
-  // which at least kSlotsMin are left. They are lent out again when a request has pinned everything else.
+  // which at least kSlotsMin are left; none where every record has a slot. They are lent out again when a request has
+  // pinned everything else.
   void spare(uint32_t slots) { spare_slots_ = slots; }
   // Like acquire(), from the slots that were spared; nullptr if there is none, or the record is not absent. It pushes
   // nobody out of the slots that are left to the others.

@@ -18,7 +18,7 @@ class ComputeThreads {
  public:
   // `threads` counts the caller: 1 starts none. `spin`: how long a thread without work keeps looking for some before it
   // sleeps. Throws std::invalid_argument for no threads or a negative time.
-  explicit ComputeThreads(uint32_t threads, std::chrono::microseconds spin = std::chrono::microseconds(50));
+  explicit ComputeThreads(uint32_t threads, std::chrono::microseconds spin = std::chrono::microseconds(200));
   ~ComputeThreads();
   ComputeThreads(const ComputeThreads&) = delete;
   ComputeThreads& operator=(const ComputeThreads&) = delete;

@@ -41,12 +41,14 @@ void ExpertRequest::take_over(LookAhead& ahead) {
     if (!taken->outcome) {
       item.state = State::reading;
       ++reading_;
+      ++pending_;
     } else if (taken->outcome->failure) {  // read again: an error is the request's own
       cache_.discard(item.record);
       continue;
     } else {
       cache_.admit(item.record);
       item.state = State::ready;
+      ++pending_;
       ready_.push_back(static_cast<size_t>(&item - items_.data()));
     }
     prefetched_ += taken->begun ? 1 : 0;

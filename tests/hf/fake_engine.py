@@ -33,6 +33,7 @@ class FakeEarlyRequest:
 class FakeEngine:
     fused = None
     early = FakeEarlyRequest()
+    _pools = "by residency"  # no single pool, for which experts could be predicted
 
     def __init__(self, folder: PackedFolder, *, shuffle: bool = True) -> None:
         self.folder = folder

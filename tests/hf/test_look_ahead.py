@@ -13,6 +13,7 @@ from zipmoe.engine.pool_slots import PoolSlots
 from zipmoe.engine.statistics import EngineCounters
 from zipmoe.errors import BudgetExceededError, InvalidArgumentError
 from zipmoe.hf.configuration import ZipMoEConfig
+from zipmoe.hf.look_ahead import may_look_ahead
 
 PREDICTABLE = ("qwen2_moe", "ernie4_5_moe", "mixtral")
 OTHERS = ("dbrx",)
@@ -211,8 +212,27 @@ def test_pools_by_residency_have_none(packed_model):
     model.zipmoe_engine.close()
 
 
+@pytest.mark.parametrize("wanted", [None, True, False])
+def test_by_default_where_something_can_be_predicted(packed_model, wanted):
+    """Not where every expert has a slot: nothing is missing there, and no slot is kept for predictions."""
+    settings = {"memory": "8GB", "mode": "exact", "context_tokens": 32, "look_ahead": wanted}
+    with pytest.warns(UserWarning, match="quantization_config"):
+        model = packed_model("qwen2_moe").load(quantization_config=ZipMoEConfig(**settings))
+    with model.zipmoe_engine:
+        assert ("look-ahead" in model.zipmoe_mode_line()) == bool(wanted)
+        with torch.no_grad():
+            decode(model, PROMPTS[:1])
+            before = counters(model)
+            decode(model, PROMPTS[:1])
+        after = counters(model)
+        assert after.misses == before.misses and after.predicted_reads == 0
+    small = load(packed_model("qwen2_moe"), False)
+    with small.zipmoe_engine:
+        assert may_look_ahead(small.zipmoe_engine, wanted) == (wanted is not False)
+
+
 def test_the_option():
-    assert ZipMoEConfig().look_ahead is False
+    assert ZipMoEConfig().look_ahead is None
     assert ZipMoEConfig(look_ahead=True).get_loading_attributes()["look_ahead"] is True
     with pytest.raises(InvalidArgumentError, match="look_ahead"):
         ZipMoEConfig(look_ahead="yes")

@@ -104,12 +104,13 @@ def run_command(
         typer.Option(help="Keep all threads on these CPUs, e.g. 0-3,6 [default: those that the process may use]"),
     ] = None,
     look_ahead: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--look-ahead/--no-look-ahead",
-            help="Read in idle disk time what the next layer will probably need; needs --pools none",
+            help="Read in idle disk time what the next layer will probably need; needs --pools none [default: where "
+            "it is possible]",
         ),
-    ] = False,
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,
 ) -> None:
     """Continue a prompt with a packed model under a memory budget (text on stdout, numbers on stderr)."""

@@ -45,3 +45,9 @@ class LookAhead:
 def can_look_ahead(engine: Engine) -> bool:
     """Whether the engine has the one pool that predictions need, and not pools by residency."""
     return engine._pools is None
+
+
+def holds_all_experts(engine: Engine) -> bool:
+    """Whether the single pool has a slot for every expert, so that there is nothing to predict."""
+    present = [slots for _, slots in engine._native.size_classes]
+    return all(slots >= shape.records for slots, shape in zip(present, engine._plan.size_classes, strict=True))

@@ -90,7 +90,8 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             are read meanwhile. Results do not depend on it.
         look_ahead: while a layer of a decode step computes, read in idle disk time what the next layer's router would
             choose now. Takes two experts' memory from the pool; the mode line says whether it is in effect. Results do
-            not depend on it.
+            not depend on it. Default: wherever that is possible, which takes a single pool of experts, not all of
+            which have room.
         fused_steps: in the mode ``"fast"``, compute attention, feed-forward networks, norms and routers of few rows by
             one call of the native core each (docs/compute.md, "A decode step"), where it can. ``False`` leaves them to
             the family's own code, whose products the native core computes one by one: for comparisons.
@@ -120,7 +121,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         half_life_steps: float | None = None,
         embedding: str = "auto",
         early_routing: bool = True,
-        look_ahead: bool = False,
+        look_ahead: bool | None = None,
         fused_steps: bool = True,
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
@@ -159,7 +160,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.half_life_steps = half_life_steps
         self.embedding = one_of("embedding", embedding, EMBEDDING_PLACES)
         self.early_routing = _true_or_false("early_routing", early_routing)
-        self.look_ahead = _true_or_false("look_ahead", look_ahead)
+        self.look_ahead = None if look_ahead is None else _true_or_false("look_ahead", look_ahead)
         self.fused_steps = _true_or_false("fused_steps", fused_steps)
         self.opened_folder: PackedFolder | None = None
         if mode is not None:

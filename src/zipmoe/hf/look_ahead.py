@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from zipmoe.engine.engine import Engine
-from zipmoe.engine.look_ahead import LookAhead, can_look_ahead
+from zipmoe.engine.look_ahead import LookAhead, can_look_ahead, holds_all_experts
 from zipmoe.hf.early_routing import EarlyRouter, block_input
 from zipmoe.hf.expert_parameter import ExpertSource
 
@@ -62,6 +62,16 @@ class RoutedBlock:
         likely = [expert for expert in dict.fromkeys(by_rank) if 0 <= expert < experts.num_experts]
         source: ExpertSource = experts._zipmoe_source
         look_ahead.predict(source.group, likely)
+
+
+def may_look_ahead(engine: Engine, wanted: bool | None) -> bool:
+    """Whether to look ahead, or at least to say why not.
+
+    Args:
+        engine: of the model.
+        wanted: what a person asked for; None: wherever it is possible and there is something to predict.
+    """
+    return wanted if wanted is not None else can_look_ahead(engine) and not holds_all_experts(engine)
 
 
 class LookAheadChain:

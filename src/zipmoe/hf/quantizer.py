@@ -24,7 +24,7 @@ from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.engine_opening import open_engine
 from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
 from zipmoe.hf.fused_steps import fuse_steps
-from zipmoe.hf.look_ahead import LookAheadChain
+from zipmoe.hf.look_ahead import LookAheadChain, may_look_ahead
 from zipmoe.hf.model_guards import guard_model
 from zipmoe.hf.packed_tree import replace_packed_parameters
 from zipmoe.hf.router_discovery import discover_routers
@@ -112,7 +112,7 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
         if computes and self.quantization_config.fused_steps:
             fuse_steps(model)
         watch_budget(model, self._slot.engine)
-        if self.quantization_config.look_ahead:
+        if may_look_ahead(self._slot.engine, self.quantization_config.look_ahead):
             model.zipmoe_look_ahead = LookAheadChain(self._slot.engine)
         early, chain = self.quantization_config.early_routing, model.zipmoe_look_ahead
         if early or chain is not None:
