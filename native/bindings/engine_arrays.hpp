@@ -1,4 +1,4 @@
-// Arrays of BF16 patterns that Python hands to the engine.
+// Arrays that Python hands to the engine: BF16 patterns, and where the rows of routed tokens belong.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

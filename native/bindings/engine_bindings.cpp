@@ -221,6 +221,7 @@ void run_request(const ProcessBoundEngine& self, const std::vector<uint32_t>& re
   for (;;) {
     {
       nb::gil_scoped_release release;
+      if (std::exchange(begun, false)) engine.require_begun(records);
       for (;;) {
         const RequestStep step = engine.next_expert(kWaitSlice);
         if (step.kind == RequestStep::Kind::finished) return;
@@ -249,15 +250,21 @@ void sparse_step(const ProcessBoundEngine& self, const std::vector<uint32_t>& re
                  const std::vector<uint32_t>& tokens, const ExpertNetwork& network, Words2 x,
                  const Positions& positions, const RoutingWeights& weights, OutWords2 out, bool begun) {
   const ExpertTerms terms{{weights.data(), weights.size()}, {positions.data(), positions.size()}, weights.shape(1)};
-  terms.check(x.shape(0), x.shape(1), out.shape(1));
   if (weights.shape(0) != x.shape(0) || out.shape(0) != x.shape(0)) {
     throw std::invalid_argument("inputs, weights and outputs have one row for every token");
   }
   const uint64_t rows = positions.size();
-  std::vector<uint16_t> inputs(rows * x.shape(1));
-  std::vector<uint16_t> outputs(rows * out.shape(1));
-  terms.gather(x.data(), x.shape(1), inputs.data());
+  std::vector<uint16_t> inputs;
+  std::vector<uint16_t> outputs;
+  {
+    nb::gil_scoped_release release;
+    terms.check(x.shape(0), x.shape(1), out.shape(1));
+    inputs.resize(rows * x.shape(1));
+    outputs.resize(rows * out.shape(1));
+    terms.gather(x.data(), x.shape(1), inputs.data());
+  }
   run_request(self, records, tokens, network, {inputs, rows}, {outputs.data(), outputs.size()}, begun);
+  nb::gil_scoped_release release;
   terms.combine(outputs.data(), out.shape(1), out.data());
 }
 
@@ -403,10 +410,8 @@ void bind_engine(nb::module_& module) {
           "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "
           "classes: (classes: (F slot bytes, slot bytes of each part, staged experts, bytes and number of buffers for "
           "decompressed exponents), groups: (class, records, slots of F, C, S, E), tolerance of ranks or None, order "
-          "of "
-          "reads). rows_on_demand: dense records whose rows are read when they are looked up. candidates: policies "
-          "with "
-          "their half-lives of which a replay chooses while the engine works, instead of policy and half-life. "
+          "of reads). rows_on_demand: dense records whose rows are read when they are looked up. candidates: policies "
+          "with their half-lives of which a replay chooses while the engine works, instead of policy and half-life. "
           "populate_threads: threads of the lowest priority that touch the pools' memory before it is needed; 0: none.")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")
       .def(

@@ -29,6 +29,20 @@ using Vector = nb::ndarray<const uint16_t, nb::ndim<1>, nb::c_contig, nb::device
 using Angles = nb::ndarray<const uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Entries = nb::ndarray<uint16_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
+// Gives the GIL up for the time of long work. Short work, as of one token, keeps it: whoever gives it up may wait for
+// it afterwards for longer than the work takes.
+class UnlockedIfLong {
+ public:
+  // `operations`: multiplications, about.
+  explicit UnlockedIfLong(uint64_t operations) {
+    constexpr uint64_t long_operations = uint64_t{1} << 20;  // tens of microseconds
+    if (operations >= long_operations) release_.emplace();
+  }
+
+ private:
+  std::optional<nb::gil_scoped_release> release_;
+};
+
 // A bias or a norm's weight, which lives as long as this.
 struct HeldVector {
   std::optional<Vector> array;
@@ -128,6 +142,7 @@ void feed_forward_step(const ProcessBoundEngine& engine, const HeldNetwork& netw
 void normalise(Words2 x, Vector weight, float epsilon, OutWords2 out) {
   if (x.shape(1) != weight.shape(0)) throw std::invalid_argument("a norm has one weight for every value");
   if (out.shape(0) != x.shape(0) || out.shape(1) != x.shape(1)) throw std::invalid_argument("the output's shape");
+  const UnlockedIfLong unlocked(x.size());
   rms_norm({weight.data(), epsilon}, x.data(), x.shape(0), x.shape(1), out.data());
 }
 
@@ -139,6 +154,7 @@ void small_linear(Words2 weights, Words2 x, OutWords2 out, const BiasWords& bias
   const Projection projection{WeightMatrix::bfloat16({weights.data(), weights.size()}, shape),
                               bias ? bias->data() : nullptr};
   ComputeThreads caller_only(1);
+  const UnlockedIfLong unlocked(x.shape(0) * weights.size());
   gemv(projection, TokenInputs(x.data(), x.shape(0), shape.columns, shape.columns),
        {.bfloat16 = out.data(), .stride = shape.rows}, caller_only, simd::gemv_kernels(best_instruction_set()));
 }
@@ -156,6 +172,7 @@ void route_rows(const RouterFormula& formula, Words2 x, Words2 matrix, OutWords2
     if (first != rows || second != formula.top_k) throw std::invalid_argument("weights and experts are [rows, top_k]");
   }
   const MatrixShape shape{matrix.shape(0), matrix.shape(1)};
+  const UnlockedIfLong unlocked(rows * matrix.size());
   route(WeightMatrix::bfloat16({matrix.data(), matrix.size()}, shape), formula, x.data(), rows,
         {logits.data(), weights.data(), experts.data()}, simd::gemv_kernels(best_instruction_set()));
 }

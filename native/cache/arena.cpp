@@ -25,9 +25,14 @@ Arena::Arena(uint64_t bytes) : bytes_(round_up(bytes + kReadableTailBytes, kHuge
 }
 
 Arena::~Arena() {
+  if (::getpid() != process_) {
+    // In a forked child something else may live at these addresses, and the threads are not there: their owner can
+    // neither wait for them nor end without them.
+    static_cast<void>(populator_.release());
+    return;
+  }
   stop_populating();
-  // In a forked child something else may live at these addresses.
-  if (::getpid() == process_) ::munmap(mapping_, mapping_bytes_);
+  ::munmap(mapping_, mapping_bytes_);
 }
 
 void Arena::commit(uint64_t offset, uint64_t length) {

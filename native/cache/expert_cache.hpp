@@ -36,6 +36,8 @@ class ExpertCache {
 
   // A sparse layer asks for these distinct records: the policies count them, whether they are resident or not.
   void requested(std::span<const RecordIndex> records);
+  // Whether the last request was part of a pass during which the policy alone does not say who makes room.
+  bool sweeping() const { return sweep_.sweeping(); }
 
   bool resident(RecordIndex record) const { return entry(record).state == State::resident; }
   bool pinned(RecordIndex record) const { return entry(record).pins > 0; }
@@ -51,7 +53,8 @@ class ExpertCache {
   // pinned everything else.
   void spare(uint32_t slots) { spare_slots_ = slots; }
   // Like acquire(), from the slots that were spared; nullptr if there is none, or the record is not absent. It pushes
-  // nobody out of the slots that are left to the others.
+  // nobody out of the slots that are left to the others. Spared slots that claimed records have taken with them are
+  // made up for by evicting.
   uint8_t* acquire_ahead(RecordIndex record);
   // The record is needed: from now on as if it had been acquired. discard() gives it up instead.
   void claim(RecordIndex record);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <system_error>
 
 #include "cache/arena.hpp"
 
@@ -25,7 +26,11 @@ MemoryPopulator::MemoryPopulator(uint8_t* base, uint64_t bytes, uint32_t threads
 }
 
 void MemoryPopulator::begin() {
-  while (threads_.size() < thread_count_) threads_.emplace_back([this] { serve(); });
+  try {
+    while (threads_.size() < thread_count_) threads_.emplace_back([this] { serve(); });
+  } catch (const std::system_error&) {
+    // There is a limit of threads. Those that are there do the work; without any, whoever uses the memory brings it in.
+  }
 }
 
 MemoryPopulator::~MemoryPopulator() {
@@ -66,7 +71,7 @@ void MemoryPopulator::settle(uint64_t begin, uint64_t end, Page state) noexcept 
 
 void MemoryPopulator::finish() {
   std::unique_lock lock(mutex_);
-  page_done_.wait(lock, [this] { return at_hand_ == 0 && !advance_to_wanted(); });
+  page_done_.wait(lock, [this] { return threads_.empty() || (at_hand_ == 0 && !advance_to_wanted()); });
 }
 
 bool MemoryPopulator::advance_to_wanted() {

@@ -23,7 +23,7 @@ class MemoryPopulator {
   MemoryPopulator(const MemoryPopulator&) = delete;
   MemoryPopulator& operator=(const MemoryPopulator&) = delete;
 
-  // Starts the threads; idempotent.
+  // Starts the threads, as many of them as the system allows; idempotent.
   void begin();
   // The range is writable and not in use, but for what has been claimed: to be touched, lowest pages first.
   void add(uint64_t begin, uint64_t end);
@@ -31,7 +31,8 @@ class MemoryPopulator {
   void claim(uint64_t begin, uint64_t end) noexcept { settle(begin, end, Page::settled); }
   // The range is given back to the system: the same, until it is added again.
   void remove(uint64_t begin, uint64_t end) noexcept { settle(begin, end, Page::absent); }
-  // Waits until everything that was added has been touched or claimed. After begin().
+  // Waits until everything that was added has been touched or claimed; not at all where no thread could be started.
+  // After begin().
   void finish();
 
  private:

@@ -52,18 +52,28 @@ PolicyReplay::PolicyReplay(std::vector<ReplayedPool> pools, ReplayOptions option
   }
 }
 
-void PolicyReplay::request(uint32_t pool, std::span<const uint32_t> experts) {
+void PolicyReplay::request(uint32_t pool, std::span<const uint32_t> experts, bool comparable) {
   const ResidencyCosts& costs = costs_.at(pool);
-  for (size_t candidate = 0; contested_[pool] && candidate < ghosts_.size(); ++candidate) {
-    for (const Residency found : ghosts_[candidate][pool].access(experts).before) {
-      step_costs_[candidate] += costs[static_cast<size_t>(found)];
-    }
+  for (size_t candidate = 0; candidate < ghosts_.size(); ++candidate) {
+    const AccessOutcome outcome = ghosts_[candidate][pool].access(experts);
+    if (!contested_[pool]) continue;
+    for (const Residency found : outcome.before) step_costs_[candidate] += costs[static_cast<size_t>(found)];
+  }
+  if (contested_[pool]) {
+    step_contested_ = true;
+    step_comparable_ = step_comparable_ && comparable;
   }
   for (const uint32_t expert : experts) last_use_[pool][expert] = ++uses_;
-  if (++step_requests_ < options_.requests_per_step) return;
-  step_requests_ = 0;
-  changed_ = choice_.step(step_costs_) || changed_;
+  if (++step_requests_ == options_.requests_per_step) end_step();
+}
+
+void PolicyReplay::end_step() {
+  // Steps without evidence do not push those that are some out of the window, nor count among the least.
+  if (step_contested_ && step_comparable_) changed_ = choice_.step(step_costs_) || changed_;
   std::fill(step_costs_.begin(), step_costs_.end(), 0.0);
+  step_requests_ = 0;
+  step_contested_ = false;
+  step_comparable_ = true;
 }
 
 void PolicyReplay::resize(uint32_t pool, const PoolSlots& slots) {

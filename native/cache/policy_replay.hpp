@@ -33,7 +33,7 @@ struct ReplayedPool {
   PoolOptions options;  // of the real pools; the policy and its half-life are the candidates'
   ResidencyCosts costs{};
   // How many of the experts will ever be asked for: while the first pool that has slots holds them all, policies do not
-  // differ and nothing is replayed.
+  // differ and costs are not compared. The ghosts hear of the requests all the same: the pool may shrink.
   uint32_t users = std::numeric_limits<uint32_t>::max();
 };
 
@@ -44,15 +44,17 @@ struct ReplayOptions {
 };
 
 // One choice for all pools: a layer alone sees too few experts to tell candidates apart. The real pools are the
-// caller's: before each request that it gives to them, it asks for what has been decided since, adopts it, and tells
-// about the request. Not thread-safe.
+// caller's: before each request that it gives to them, it asks for what has been decided since, and adopts it. It tells
+// about every request before the next one. Not thread-safe.
 class PolicyReplay {
  public:
   // Throws std::invalid_argument.
   PolicyReplay(std::vector<ReplayedPool> pools, ReplayOptions options);
 
-  // A request of `pool` (by number) for these distinct experts.
-  void request(uint32_t pool, std::span<const uint32_t> experts);
+  // A request of `pool` (by number) for these distinct experts. `comparable`: whether in the real pools the policy
+  // alone said who made room; else what the ghosts would have read is not what the real pools would have, and the whole
+  // step is no evidence.
+  void request(uint32_t pool, std::span<const uint32_t> experts, bool comparable = true);
   void resize(uint32_t pool, const PoolSlots& slots);
   void set_costs(uint32_t pool, const ResidencyCosts& costs) { costs_.at(pool) = costs; }
 
@@ -69,6 +71,8 @@ class PolicyReplay {
   const LayerPools& ghost(uint32_t candidate, uint32_t pool) const { return ghosts_.at(candidate).at(pool); }
 
  private:
+  void end_step();
+
   ReplayOptions options_;
   std::vector<std::vector<LayerPools>> ghosts_;  // by candidate and pool
   std::vector<ResidencyCosts> costs_;            // by pool
@@ -78,6 +82,8 @@ class PolicyReplay {
   PolicyChoice choice_;
   std::vector<double> step_costs_;  // by candidate, of the step that is under way
   uint32_t step_requests_ = 0;
+  bool step_contested_ = false;  // in any of its pools
+  bool step_comparable_ = true;
   uint64_t uses_ = 0;
   bool changed_ = false;
 };

@@ -17,6 +17,9 @@ class Sweep {
   // A layer asks for these records.
   void requested(std::span<const RecordIndex> records);
 
+  // Whether the last request was part of such a pass.
+  bool sweeping() const { return sweeping_; }
+
   // Whether the pass at hand is likely to ask for the record in a layer to come. Records are numbered layer by layer,
   // in the order in which a pass asks for them; where they are not, the answer costs reads and nothing else.
   bool awaited(RecordIndex record) const { return sweeping_ && record > last_; }

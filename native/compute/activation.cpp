@@ -150,6 +150,13 @@ void activate(ActivationFunction function, float sigmoid_scale, float* values, u
 
 void exponentials(float* values, uint64_t count) { for_each(values, count, exponential); }
 
+void exponentials_of_scores(float* values, uint64_t count) {
+  float largest = values[0];
+  for (uint64_t i = 0; i < count; ++i) largest = values[i] > largest || values[i] != values[i] ? values[i] : largest;
+  for (uint64_t i = 0; i < count; ++i) values[i] -= largest;
+  exponentials(values, count);
+}
+
 void GatedActivation::apply(const float* gate, const float* up, uint64_t count, uint16_t* out) const {
   Values values;
   if (rounds_between) {

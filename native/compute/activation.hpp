@@ -56,4 +56,8 @@ void activate(ActivationFunction function, float sigmoid_scale, float* values, u
 // exp of each value in fp32, in place; 0 below -87.3.
 void exponentials(float* values, uint64_t count);
 
+// The same relative to the largest value, as a softmax needs it: exp(values[i] - largest). A NaN makes all of them NaN.
+// `count` above 0.
+void exponentials_of_scores(float* values, uint64_t count);
+
 }  // namespace zipmoe

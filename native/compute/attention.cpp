@@ -45,7 +45,8 @@ class HeadGroup {
                       .query = query.data(),
                       .scale = shape_.scale,
                       .scores = weights.data()});
-      const float sum = exponentiate(weights);
+      exponentials_of_scores(weights.data(), weights.size());
+      const float sum = sum_in_lanes(weights);
       kernels.mix({.values = cache_.values + cache_offset(),
                    .positions = positions,
                    .head_dimension = size,
@@ -73,15 +74,6 @@ class HeadGroup {
       out[i] = first * bfloat16_to_float(cosines[i]) - second * bfloat16_to_float(sines[i]);
       out[half + i] = second * bfloat16_to_float(cosines[half + i]) + first * bfloat16_to_float(sines[half + i]);
     }
-  }
-
-  // Scores to their exponentials, relative to the largest; returns their sum. A NaN among them makes all NaN.
-  static float exponentiate(std::vector<float>& scores) {
-    float largest = scores[0];
-    for (const float score : scores) largest = score > largest || score != score ? score : largest;
-    for (float& score : scores) score -= largest;
-    exponentials(scores.data(), scores.size());
-    return sum_in_lanes(scores);
   }
 
   static float sum_in_lanes(const std::vector<float>& values) {

@@ -23,10 +23,7 @@ void apply_score(RouterScore score, std::vector<float>& values) {
     for (float& value : values) value = 1.0f / (1.0f + value);
     return;
   }
-  float largest = values[0];
-  for (const float value : values) largest = value > largest || value != value ? value : largest;
-  for (float& value : values) value -= largest;
-  exponentials(values.data(), values.size());
+  exponentials_of_scores(values.data(), values.size());
   float sum = 0.0f;
   for (const float value : values) sum += value;
   for (float& value : values) value /= sum;

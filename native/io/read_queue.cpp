@@ -41,8 +41,8 @@ bool ReadQueue::push(const ReadJob& job) {
   {
     std::unique_lock lock(mutex_);
     room_available_.wait(lock, [this] { return outstanding_ < capacity_; });
-    pending->submitted = Clock::now();
-    if (outstanding_++ == 0) busy_since_ = pending->submitted;
+    pending->begin = Clock::now();
+    if (outstanding_++ == 0) busy_since_ = pending->begin;
     if (job.background) {
       background_.push_back(std::move(pending));
     } else {
@@ -70,6 +70,7 @@ ReadChunk ReadQueue::take_first() {
   const bool skip = stopping_ || pending->error_number != 0;
   const uint64_t longest = pending->background ? std::min(chunk_bytes_, kBackgroundChunkBytes) : chunk_bytes_;
   const uint64_t length = skip ? pending->job.length - begin : std::min(longest, pending->job.contiguous_bytes(begin));
+  if (pending->background && begin == 0) pending->begin = Clock::now();
   pending->next_chunk = begin + length;
   ++pending->chunks_under_way;
   if (foreground && pending->all_taken()) queue_.pop_front();
@@ -98,6 +99,7 @@ std::optional<FinishedRead> ReadQueue::finish(const ReadChunk& chunk, const Read
   {
     std::lock_guard lock(mutex_);
     pending.bytes += outcome.bytes;
+    pending.carried_out = pending.carried_out || !chunk.skip();
     if (pending.error_number == 0) pending.error_number = outcome.error_number;
     if (--pending.chunks_under_way > 0 || !pending.all_taken()) return std::nullopt;
     if (pending.background) {
@@ -106,11 +108,13 @@ std::optional<FinishedRead> ReadQueue::finish(const ReadChunk& chunk, const Read
       idle = --foreground_ == 0 && !background_.empty();
     }
     const Clock::time_point now = Clock::now();
-    const double latency = seconds_between(pending.submitted, now);
-    counters_.reads += 1;
-    counters_.bytes += pending.bytes;
-    counters_.latency_seconds += latency;
-    counters_.longest_seconds = std::max(counters_.longest_seconds, latency);
+    if (pending.carried_out) {
+      const double latency = seconds_between(pending.begin, now);
+      counters_.reads += 1;
+      counters_.bytes += pending.bytes;
+      counters_.latency_seconds += latency;
+      counters_.longest_seconds = std::max(counters_.longest_seconds, latency);
+    }
     if (--outstanding_ == 0) counters_.busy_seconds += seconds_between(busy_since_, now);
   }
   if (idle) work_available_.notify_all();
@@ -137,6 +141,7 @@ bool ReadQueue::promote(uint64_t tag) noexcept {
     pending->background = false;
     ++foreground_;
     begun = pending->next_chunk > 0;
+    if (!begun) pending->begin = Clock::now();
     if (!pending->all_taken()) queue_.push_back(pending);
   }
   work_available_.notify_all();

@@ -36,7 +36,9 @@ class ReadChunk {
     uint64_t bytes = 0;
     bool all_taken() const { return next_chunk == job.length; }
     int error_number = 0;
-    std::chrono::steady_clock::time_point submitted;
+    bool carried_out = false;  // any of its chunks
+    // When it was submitted; in the background it is nobody's before its first chunk is taken, or it is promoted.
+    std::chrono::steady_clock::time_point begin;
   };
   ReadChunk(std::shared_ptr<Pending> pending, uint64_t begin, uint64_t length, bool skip)
       : pending_(std::move(pending)), begin_(begin), length_(length), skip_(skip) {}

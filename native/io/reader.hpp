@@ -46,11 +46,14 @@ struct ReadJob {
   }
 };
 
+// Reads of which anything was carried out; what was cancelled before is none.
 struct ReadCounters {
   uint64_t reads = 0;
   uint64_t bytes = 0;
-  double busy_seconds = 0;     // time during which at least one read was outstanding
-  double latency_seconds = 0;  // sum over all reads, from submission to completion
+  double busy_seconds = 0;  // time during which at least one read was outstanding
+  // Sum over all reads, from submission to completion; in the background from the beginning, or from promotion if that
+  // came first.
+  double latency_seconds = 0;
   double longest_seconds = 0;  // the slowest read
 };
 

@@ -195,8 +195,9 @@ void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order,
     if (!seen.insert(record).second) throw std::invalid_argument("a request names each expert once");
   }
   handed_out_.reset();
+  handed_out_any_ = false;
   requested_ = records;
-  replay_request(records);
+  adopt_changed_policy();
   if (!pool_memory_) {
     request_ = std::make_unique<ExpertRequest>(*cache_, *loader_, std::move(records), order, look_ahead_.get());
     start_predicted();
@@ -223,7 +224,10 @@ RequestStep Engine::next_expert(std::chrono::milliseconds timeout) {
   if (!request_) throw std::logic_error("no request is open");
   handed_out_.reset();
   const RequestStep step = request_->next(timeout);
-  if (step.kind == RequestStep::Kind::record) handed_out_ = requested_[step.position];
+  if (step.kind == RequestStep::Kind::record) {
+    handed_out_ = requested_[step.position];
+    handed_out_any_ = true;
+  }
   return step;
 }
 
@@ -241,6 +245,7 @@ void Engine::account_request() {
   if (!request_) return;
   counters_ = with_request(counters_);
   counters_.requests += 1;
+  replay_request(requested_);
   drop_request();
 }
 
@@ -248,6 +253,14 @@ void Engine::drop_request() {
   pooled_request_ = nullptr;
   request_.reset();
   handed_out_.reset();
+}
+
+void Engine::require_begun(std::span<const RecordIndex> records) const {
+  std::lock_guard lock(mutex_);
+  require_open();
+  if (!request_ || handed_out_any_ || !std::ranges::equal(records, requested_)) {
+    throw std::invalid_argument("no request for these experts is open from which nobody was handed out");
+  }
 }
 
 void Engine::require_handed_out(RecordIndex record) const {

@@ -63,6 +63,9 @@ struct EngineOptions {
 struct BFloat16Rows {
   std::span<const uint16_t> values;
   uint64_t rows = 0;
+
+  // Throws std::invalid_argument unless there are rows, all of the same length.
+  uint64_t columns() const;
 };
 
 // Which matrices of an expert's record are the feed-forward network's, and what lies between them.
@@ -114,8 +117,11 @@ class Engine {
   RequestStep next_expert(std::chrono::milliseconds timeout);
   // Ends the open request, if there is one.
   void end_request();
-  // The same for a request that turned out not to be needed: it counts neither as a request nor as hits and misses.
+  // The same for a request that turned out not to be needed: it counts neither as a request nor as hits and misses, and
+  // a replay does not hear of it. The policies of the pools do: when it began they had to say who makes room.
   void abandon_request();
+  // Throws std::invalid_argument unless a request for exactly these records is open and has handed nobody out.
+  void require_begun(std::span<const RecordIndex> records) const;
 
   // From now on that many slots of every size class are kept for predictions; throws std::logic_error with pools.
   void enable_look_ahead(uint32_t slots);
@@ -189,7 +195,9 @@ class Engine {
   void lay_out_pools(uint64_t offset);
   void open_policy_replay();
   void adopt_chosen_policy();
+  void adopt_changed_policy();
   void replay_request(const std::vector<RecordIndex>& records);
+  void resize_ghosts(uint32_t size_class);
   bool in_full_pool(RecordIndex record) const;
   EngineCounters with_parts(EngineCounters counted) const;
   EngineCounters with_request(EngineCounters counted) const;
@@ -230,7 +238,8 @@ class Engine {
   std::unique_ptr<LayerRequest> request_;
   PooledRequest* pooled_request_ = nullptr;  // the same, if it is one
   std::optional<RecordIndex> handed_out_;
-  std::vector<RecordIndex> requested_;
+  std::vector<RecordIndex> requested_;  // by the request that is open, or was the last one
+  bool handed_out_any_ = false;         // by it
   EngineCounters counters_;
   std::string io_mode_;
   std::string fallback_reason_;

@@ -15,6 +15,11 @@ void require_rows(const BFloat16Rows& x, uint64_t columns, std::span<uint16_t> o
 
 }  // namespace
 
+uint64_t BFloat16Rows::columns() const {
+  if (rows == 0 || values.size() % rows != 0) throw std::invalid_argument("the input has another shape");
+  return values.size() / rows;
+}
+
 WeightMatrix Engine::weight_matrix(RecordIndex record, uint32_t matrix) const {
   const MatrixView view = readable_view(record, matrix);
   if (in_full_pool(record)) {
@@ -33,25 +38,12 @@ void Engine::multiply(std::span<const RecordIndex> blocks, const BFloat16Rows& x
                       std::span<uint16_t> out) {
   std::lock_guard lock(mutex_);
   require_open();
-  std::vector<WeightMatrix> matrices;
-  uint64_t rows = 0;
-  for (const RecordIndex block : blocks) {
-    matrices.push_back(weight_matrix(block, 0));
-    rows += matrices.back().shape().rows;
-  }
-  if (matrices.empty()) throw std::invalid_argument("a matrix has at least one block");
-  const uint64_t columns = matrices.front().shape().columns;
-  require_rows(x, columns, out, rows);
-  if (!bias.empty() && bias.size() != rows) throw std::invalid_argument("a bias has one value for every row");
+  const uint64_t columns = x.columns();
+  if (out.size() % x.rows != 0) throw std::invalid_argument("the output has another shape");
+  const DenseProjection dense{.blocks = {blocks.begin(), blocks.end()}, .bias = bias};
   const Stopwatch stopwatch(counters_.compute_seconds);
-  const simd::GemvKernels& kernels = simd::gemv_kernels(options_.instruction_set);
-  const TokenInputs inputs(x.values.data(), x.rows, columns, columns);
-  uint64_t row = 0;
-  for (const WeightMatrix& matrix : matrices) {
-    gemv({.matrix = matrix, .bias = bias.empty() ? nullptr : bias.data() + row}, inputs,
-         {.bfloat16 = out.data() + row, .stride = rows}, *compute_threads_, kernels);
-    row += matrix.shape().rows;
-  }
+  multiply_jointly(x, columns, {{&dense, out.data(), out.size() / x.rows}},
+                   simd::gemv_kernels(options_.instruction_set));
 }
 
 void Engine::feed_forward(RecordIndex record, const ExpertNetwork& network, const BFloat16Rows& x,

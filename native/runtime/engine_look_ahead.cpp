@@ -13,6 +13,7 @@ void Engine::enable_look_ahead(uint32_t slots) {
   require_open();
   if (pool_memory_) throw std::logic_error("experts are predicted for one pool of whole records only");
   cache_->spare(slots);
+  for (uint32_t size_class = 0; size_class < cache_->classes().size(); ++size_class) resize_ghosts(size_class);
   if (!look_ahead_) look_ahead_ = std::make_unique<LookAhead>(table_, *cache_, *loader_);
 }
 

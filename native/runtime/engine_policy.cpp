@@ -1,5 +1,5 @@
-// Which policy rules the pools, where replays decide: the engine's requests go to ghost caches as well, and what they
-// find out is adopted between requests.
+// Which policy rules the pools, where replays decide: the engine's requests go to ghost caches as well when they end,
+// and what these find out is adopted before the next one.
 #include <stdexcept>
 #include <utility>
 
@@ -80,33 +80,40 @@ void Engine::adopt_chosen_policy() {
   }
 }
 
+void Engine::adopt_changed_policy() {
+  if (replay_ && replay_->take_change()) adopt_chosen_policy();
+}
+
 void Engine::replay_request(const std::vector<RecordIndex>& records) {
   if (!replay_) return;
-  if (replay_->take_change()) adopt_chosen_policy();
   if (cache_) {
+    const bool comparable = !cache_->sweeping();
     for (uint32_t size_class = 0; size_class < cache_->classes().size(); ++size_class) {
       std::vector<uint32_t> own;
       for (const RecordIndex record : records) {
         if (cache_->size_class(record) == size_class) own.push_back(record);
       }
-      replay_->request(size_class, own);
+      replay_->request(size_class, own, comparable);
     }
     return;
   }
   if (records.empty()) return;
   const uint32_t group = pool_memory_->expert(records.front()).group;
   std::vector<uint32_t> experts;
-  for (const RecordIndex record : records) {
-    const PoolMemory::Expert expert = pool_memory_->expert(record);
-    if (expert.group != group) return;  // the request will be refused
-    experts.push_back(expert.number);
-  }
+  for (const RecordIndex record : records) experts.push_back(pool_memory_->expert(record).number);
   const bool decoded = counters_.decode_seconds > 0;
   const ReadRates rates = measured_rates();
   const PoolClass& shape = options_.pools->classes[options_.pools->groups[group].pool_class];
   replay_->set_costs(group, costs_of(shape, dispatch_[group]->options().slots,
                                      decoded ? rates.read_bytes_per_second / rates.decode_bytes_per_second : 0));
   replay_->request(group, experts);
+}
+
+// The ghosts have the slots that the pool's policy rules: those that are kept for predictions are not among them.
+void Engine::resize_ghosts(uint32_t size_class) {
+  if (!replay_) return;
+  const uint32_t slots = cache_->classes()[size_class].slots - cache_->spared(size_class);
+  replay_->resize(size_class, {{0, slots, 0, 0}});
 }
 
 std::string Engine::policy() const {

@@ -45,7 +45,7 @@ void Engine::resize_pool(uint32_t size_class, uint32_t slots) {
   if (slots == 0) throw std::invalid_argument("every size class needs a slot");
   if (look_ahead_) look_ahead_->clear();
   cache_->resize(size_class, slots);
-  if (replay_) replay_->resize(size_class, {{0, slots, 0, 0}});
+  resize_ghosts(size_class);
 }
 
 std::vector<SizeClass> Engine::size_classes() const {

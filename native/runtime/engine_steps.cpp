@@ -37,10 +37,10 @@ void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, 
                             const KeyValueCache& cache, std::span<uint16_t> out) {
   std::lock_guard lock(mutex_);
   require_open();
-  if (x.rows == 0 || x.values.size() % x.rows != 0) throw std::invalid_argument("the input has another shape");
+  const uint64_t hidden = x.columns();
   const AttentionShape& shape = layer.shape;
   shape.check();
-  const uint64_t hidden = x.values.size() / x.rows;
+  if (out.size() % x.rows != 0) throw std::invalid_argument("the output has another shape");
   const uint64_t query_columns = shape.query_heads * shape.head_dimension;
   const uint64_t key_columns = shape.key_value_heads * shape.head_dimension;
   const Stopwatch stopwatch(counters_.compute_seconds);
@@ -92,8 +92,7 @@ void Engine::multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std
 void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out) {
   std::lock_guard lock(mutex_);
   require_open();
-  if (x.rows == 0 || x.values.size() % x.rows != 0) throw std::invalid_argument("the input has another shape");
-  const uint64_t hidden = x.values.size() / x.rows;
+  const uint64_t hidden = x.columns();
   const std::vector<Projection> gate = projections(network.gate, hidden);
   const std::vector<Projection> up = projections(network.up, hidden);
   const std::vector<Projection> down = projections(network.down, gate.front().matrix.shape().rows);

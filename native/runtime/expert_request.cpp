@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/stopwatch.hpp"
+
 namespace zipmoe {
 namespace {
 
@@ -141,8 +143,7 @@ void ExpertRequest::release_current() {
 
 RequestStep ExpertRequest::next(std::chrono::milliseconds timeout) {
   release_current();
-  const auto begin = std::chrono::steady_clock::now();
-  const auto deadline = begin + timeout;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (const auto outcome = loader_.poll()) settle(*outcome);
   for (;;) {
     if (failure_) throw RecordError(failure_->fault, failed_record_, failure_->message);
@@ -163,12 +164,10 @@ RequestStep ExpertRequest::next(std::chrono::milliseconds timeout) {
       --left_;
       return {RequestStep::Kind::record, item.position};
     }
-    const auto now = std::chrono::steady_clock::now();
-    const auto remaining = std::chrono::ceil<std::chrono::milliseconds>(deadline - now);
+    const auto remaining = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     if (remaining.count() <= 0) return {RequestStep::Kind::waiting};
-    const auto outcome = loader_.wait(remaining);
-    wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - now).count();
-    if (outcome) settle(*outcome);
+    const Stopwatch stopwatch(wait_seconds_);
+    if (const auto outcome = loader_.wait(remaining)) settle(*outcome);
   }
 }
 

@@ -8,6 +8,28 @@ namespace {
 
 constexpr std::chrono::milliseconds kWaitSlice{1000};
 
+// Pins those of the records that are resident while it lives.
+class PinnedResidents {
+ public:
+  PinnedResidents(ExpertCache& cache, std::span<const RecordIndex> records) : cache_(cache) {
+    pinned_.reserve(records.size());
+    for (const RecordIndex record : records) {
+      if (!cache.resident(record)) continue;
+      cache.pin(record);
+      pinned_.push_back(record);
+    }
+  }
+  ~PinnedResidents() {
+    for (const RecordIndex record : pinned_) cache_.unpin(record);
+  }
+  PinnedResidents(const PinnedResidents&) = delete;
+  PinnedResidents& operator=(const PinnedResidents&) = delete;
+
+ private:
+  ExpertCache& cache_;
+  std::vector<RecordIndex> pinned_;
+};
+
 }  // namespace
 
 std::vector<LookAhead::Read>::iterator LookAhead::find(RecordIndex record) {
@@ -16,6 +38,7 @@ std::vector<LookAhead::Read>::iterator LookAhead::find(RecordIndex record) {
 
 void LookAhead::predict(std::span<const RecordIndex> records) {
   collect();
+  const PinnedResidents kept(cache_, records);  // else they would be evicted, and read once more a moment later
   for (const RecordIndex record : records) {
     uint8_t* slot = cache_.acquire_ahead(record);
     if (slot == nullptr) continue;

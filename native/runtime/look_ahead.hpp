@@ -1,6 +1,6 @@
 // Reads in idle disk time what the next layer will probably ask for. Predictions cost nothing but disk time that nobody
-// else wanted, and the slots that the cache spares for them: they evict nobody, wait for every other read, and those
-// that turn out wrong are dropped.
+// else wanted, and the slots that the cache spares for them: of the slots that are left to the others they evict
+// nobody, they wait for every other read, and those that turn out wrong are dropped.
 #pragma once
 
 #include <optional>
@@ -26,7 +26,8 @@ class LookAhead {
   LookAhead(const RecordTable& table, ExpertCache& cache, RecordLoader& loader)
       : table_(table), cache_(cache), loader_(loader) {}
 
-  // Queues reads for those of which nothing is in memory, the likeliest first, as far as slots are spared.
+  // Queues reads for those of which nothing is in memory, the likeliest first, as far as slots are spared. The others
+  // do not make room for them.
   void predict(std::span<const RecordIndex> records);
 
   // A record that is asked for now, whose slot is the caller's from now on, who admits or discards it.

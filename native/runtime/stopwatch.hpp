@@ -1,3 +1,4 @@
+// Time that is spent somewhere, added up.
 #pragma once
 #include <chrono>
 

@@ -17,9 +17,10 @@ enum class InstructionSet;
 
 namespace simd {
 
-constexpr uint64_t kGemvTokensMax = 3;  // of the kernels that read every weight once for all tokens
-constexpr uint64_t kGemmTokensMax =
-    48;  // of the kernels that bring a few rows to the cache; their inputs stay there too
+// Tokens of the kernels that read every weight once for all of them, and of those that bring a few rows to the cache,
+// where their inputs stay too.
+constexpr uint64_t kGemvTokensMax = 3;
+constexpr uint64_t kGemmTokensMax = 48;
 constexpr uint64_t kGemvLanes = 16;
 
 // The inputs of some tokens from the first column that is used on: BF16, zeros up to a multiple of 64 columns.

@@ -1,4 +1,4 @@
-// Runs a test in a child process in which one system call is refused, as containers do.
+// Runs a test in a child process, in which system calls are refused, as containers do.
 #pragma once
 
 #include <linux/filter.h>
@@ -30,17 +30,23 @@ inline void forbid_call(uint32_t call, int error_number) {
 }
 
 // The child's failed checks fail the test.
-inline void run_with_forbidden_call(uint32_t call, int error_number, const std::function<void()>& test) {
+inline void run_in_child(const std::function<void()>& test) {
   const pid_t child = ::fork();
   CHECK(child >= 0);
   if (child == 0) {
-    forbid_call(call, error_number);
     test();
     ::_exit(0);
   }
   int status = 0;
   CHECK(::waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+inline void run_with_forbidden_call(uint32_t call, int error_number, const std::function<void()>& test) {
+  run_in_child([&] {
+    forbid_call(call, error_number);
+    test();
+  });
 }
 
 }  // namespace zipmoe

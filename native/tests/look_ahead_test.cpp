@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "io/read_queue.hpp"
-#include "io/source_file.hpp"
-#include "tests/packed_model.hpp"
+#include "tests/stepped_engine.hpp"
 
 using namespace std::chrono_literals;
 
@@ -114,86 +113,53 @@ void test_cancelled_background_reads_end_at_once() {
   CHECK(!reads.queue.take());
 }
 
-// Reads when it is told to, one chunk at a time, and keeps a record of it.
-class SteppedReader final : public Reader {
- public:
-  explicit SteppedReader(const PackedModel& model) : files_({model.path()}, IoMode::automatic), queue_(1, 4096, 64) {}
-  ~SteppedReader() override {
-    queue_.stop();
-    run();
+void test_only_what_was_carried_out_counts_as_a_read() {
+  QueueOfReads reads;
+  reads.push(7, 2, true);
+  reads.push(8, 2, true);
+  reads.push(1, 1, false);
+  reads.queue.cancel();
+  reads.queue.cancel_background();
+  for (size_t i = 0; i < 3; ++i) {
+    reads.take();
+    CHECK(reads.taken[i].skip() && reads.finish(i, ECANCELED));
   }
-  void submit(const ReadJob& job) override {
-    queue_.push(job);
-    if (at_once) run();
-  }
-  void cancel() noexcept override {
-    queue_.cancel();
-    run();  // whoever cancels waits for the end
-  }
-  bool promote(uint64_t tag) noexcept override { return queue_.promote(tag); }
-  void cancel_background() noexcept override { queue_.cancel_background(); }
-  ReadCounters counters() const override { return queue_.counters(); }
-  std::string mode() const override { return "direct"; }
-  std::string fallback_reason() const override { return {}; }
+  ReadCounters counted = reads.queue.counters();
+  CHECK(counted.reads == 0 && counted.bytes == 0 && counted.latency_seconds == 0 && counted.longest_seconds == 0);
+  reads.push(9, 2, true);
+  reads.take();
+  reads.queue.cancel_background();  // it has begun
+  reads.take();
+  CHECK(reads.taken[4].skip() && !reads.finish(4, ECANCELED) && reads.finish(3));
+  counted = reads.queue.counters();
+  CHECK(counted.reads == 1 && counted.bytes == kMebibyte);
+  reads.push(2, 1, false);
+  reads.take();
+  CHECK(reads.finish(5, EIO));  // failed, and was carried out
+  CHECK(reads.queue.counters().reads == 2);
+}
 
-  // False: nothing may be read now.
-  bool step() {
-    const std::optional<ReadChunk> chunk = queue_.try_take();
-    if (!chunk) return false;
-    ReadOutcome outcome{.bytes = 0, .error_number = ECANCELED};
-    if (!chunk->skip()) {
-      log.push_back(chunk->job().tag);
-      outcome = files_[0].read(chunk->file_offset(), chunk->length(), chunk->destination());
+// As long as others are read, it waits: that is not the disk's time.
+void test_a_background_read_takes_time_from_its_beginning_on() {
+  using Clock = std::chrono::steady_clock;
+  for (const bool promoted : {false, true}) {
+    QueueOfReads reads;
+    reads.push(7, 1, true);
+    for (size_t i = 0; i < 8; ++i) {
+      reads.push(i, 1, false);
+      reads.take();
+      CHECK(reads.finish(i));
     }
-    if (const auto finished = queue_.finish(*chunk, outcome)) finished->tell_sink();
-    return true;
+    const double before = reads.queue.counters().latency_seconds;
+    const Clock::time_point begin = Clock::now();
+    if (promoted) CHECK(!reads.queue.promote(7));
+    reads.take();
+    CHECK(reads.finish(8));
+    const double longest = std::chrono::duration<double>(Clock::now() - begin).count();
+    const double found = reads.queue.counters().latency_seconds - before;
+    CHECK(reads.queue.counters().reads == 9 && found <= longest);
   }
-  void run() {
-    while (step()) {
-    }
-  }
-
-  bool at_once = true;
-  std::vector<uint64_t> log;  // tag of every chunk
-
- private:
-  SourceFiles files_;
-  ReadQueue queue_;
-};
-
-struct Stepped {
-  explicit Stepped(uint32_t slots, uint32_t spared, uint32_t experts = 12) : model("fx3", experts, 1) {
-    auto owned = std::make_unique<SteppedReader>(model);
-    reader = owned.get();
-    engine = std::make_unique<Engine>(model.table(), model.options(slots), std::move(owned));
-    load_dense(*engine);
-    engine->enable_look_ahead(spared);
-    reader->at_once = false;
-    reader->log.clear();
-  }
-  // Hands everybody out whose reads are carried out now, checks the weights and ends the request.
-  void finish_request(const std::vector<RecordIndex>& records) {
-    reader->run();
-    for (size_t i = 0; i < records.size(); ++i) check(records[engine->next_expert(0ms).position]);
-    CHECK(engine->next_expert(0ms).kind == RequestStep::Kind::finished);
-    engine->end_request();
-  }
-  void check(RecordIndex record) {
-    const std::vector<uint16_t>& expected = model.weights(record, 1);
-    std::vector<uint16_t> decoded(expected.size());
-    engine->decode(record, 1, 0, kShapes[1].rows, decoded);
-    CHECK(decoded == expected);
-  }
-  uint64_t resident() const {
-    uint64_t count = 0;
-    for (RecordIndex record = 0; record < 12; ++record) count += engine->resident(record) ? 1 : 0;
-    return count;
-  }
-
-  PackedModel model;
-  SteppedReader* reader = nullptr;
-  std::unique_ptr<Engine> engine;
-};
+}
 
 void test_predictions_wait_for_the_request_and_become_the_next_ones() {
   Stepped run(5, 2);
@@ -381,6 +347,8 @@ int main() {
   zipmoe::test_background_reads_wait_until_no_other_is_outstanding();
   zipmoe::test_a_promoted_read_is_an_ordinary_one();
   zipmoe::test_cancelled_background_reads_end_at_once();
+  zipmoe::test_only_what_was_carried_out_counts_as_a_read();
+  zipmoe::test_a_background_read_takes_time_from_its_beginning_on();
   zipmoe::test_predictions_wait_for_the_request_and_become_the_next_ones();
   zipmoe::test_a_prediction_under_way_is_read_to_the_end_and_others_are_not_begun();
   zipmoe::test_spared_slots_are_few_and_lent_out();

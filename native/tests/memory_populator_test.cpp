@@ -1,15 +1,20 @@
 // Memory that is brought in in the background: all of it, nothing that somebody uses, nothing that was given back.
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "cache/arena.hpp"
 #include "cache/expert_cache.hpp"
 #include "cache/slot_pool.hpp"
-#include "tests/engine_test_support.hpp"
+#include "tests/forbidden_calls.hpp"
+#include "tests/pool_requests.hpp"
 
 namespace zipmoe {
 namespace {
@@ -140,16 +145,76 @@ void test_slots_of_the_single_pool_are_claimed_also_when_it_shrinks() {
   }
 }
 
+void forbid_new_threads() {
+  forbid_call(SYS_clone3, EAGAIN);
+  forbid_call(SYS_clone, EAGAIN);
+}
+
+void test_a_limit_of_threads_does_not_end_a_load() {
+  const PackedModel model("fx3", kExperts, 1);
+  run_in_child([&] {
+    EngineOptions options = model.options(4);
+    options.populate_threads = 3;
+    Engine engine(model.table(), options);
+    forbid_new_threads();
+    load_dense(engine);
+    run(engine, model, {0, 5, 7, 3, 2, 1});
+    engine.arena()->finish_populating();  // nobody will
+    engine.resize_pool(0, 2);
+    run(engine, model, {6, 0});
+  });
+}
+
+void test_a_forked_child_gives_its_copy_up_without_waiting() {
+  constexpr uint64_t pages = 64;
+  auto arena = std::make_unique<Arena>(pages * kHugePageBytes);
+  start(*arena, 2);
+  arena->commit(0, arena->bytes() - kReadableTailBytes);
+  run_in_child([&] {
+    ::alarm(60);  // instead of waiting for ever
+    arena.reset();
+  });
+  arena->claim(0, kHugePageBytes);
+  std::memset(arena->data(), 1, kHugePageBytes);
+  arena->finish_populating();
+  CHECK(holds(arena->data(), kHugePageBytes, 1));
+}
+
+void test_pools_are_filled_while_their_memory_is_brought_in() {
+  for (const std::string& codec : codecs_to_test()) {
+    const PackedModel model(codec, kExperts, separable(codec) ? 2 : 1);
+    const PoolSlots slots = separable(codec) ? PoolSlots{{2, 3, 2, 2}} : PoolSlots{{2, 3, 0, 0}};
+    const PoolSlots fewer = separable(codec) ? PoolSlots{{1, 2, 1, 1}} : PoolSlots{{1, 1, 0, 0}};
+    for (uint32_t round = 0; round < 6; ++round) {
+      EngineOptions options = model.pool_options(slots, 2, 2, round % 2 * 2);
+      options.populate_threads = 3;
+      Engine engine(model.table(), options);
+      load_dense(engine);  // from here on the threads are at it
+      std::mt19937 generator(round);
+      for (int request = 0; request < 12; ++request) {
+        if (request == 4) engine.resize_pools({&fewer, 1});
+        if (request == 8) engine.resize_pools({&slots, 1});
+        run(engine, model, choose(generator, 1 + generator() % 5));
+      }
+      engine.arena()->finish_populating();
+      run(engine, model, choose(generator, kExperts));  // what is in memory is intact
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zipmoe
 
 int main() {
+  zipmoe::test_a_limit_of_threads_does_not_end_a_load();  // first: no thread may run when a process forks
   zipmoe::test_what_is_committed_is_brought_in();
   zipmoe::test_what_is_claimed_is_never_written_to();
   zipmoe::test_what_is_given_back_stays_away_until_it_is_committed_again();
   zipmoe::test_it_ends_with_work_left();
   zipmoe::test_slots_are_claimed();
   zipmoe::test_slots_of_the_single_pool_are_claimed_also_when_it_shrinks();
+  zipmoe::test_pools_are_filled_while_their_memory_is_brought_in();
+  zipmoe::test_a_forked_child_gives_its_copy_up_without_waiting();
   std::puts("memory_populator_test: ok");
   return 0;
 }

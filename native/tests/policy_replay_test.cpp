@@ -294,18 +294,64 @@ void test_one_candidate_is_that_policy() {
   }
 }
 
-void test_nothing_is_replayed_while_everybody_fits() {
+void test_costs_are_not_compared_while_everybody_fits() {
   ReplayedPool pool = one_pool(40, 8);
   pool.users = 8;  // the other numbers are never asked for
   PolicyReplay replay({pool}, options_of({{"lfu"}, {"lru"}}));
   for (int step = 0; step < 50; ++step) replay.request(0, std::vector<uint32_t>{static_cast<uint32_t>(step) % 8});
-  CHECK(replay.mean_cost(0) == 0 && replay.ghost(1, 0).occupied(Residency::both_chunks) == 0);
-  replay.resize(0, {{0, 2, 0, 0}});  // the key-value cache grows
+  CHECK(replay.mean_cost(0) == 0 && replay.changes() == 0);
+  CHECK(replay.ghost(0, 0).occupied(Residency::both_chunks) == 8);  // as in the real pool
+  replay.resize(0, {{0, 2, 0, 0}});                                 // the key-value cache grows
   std::mt19937 random(8);
   for (uint32_t step = 0; step < 300; ++step) {
     replay.request(0, std::vector<uint32_t>{(step / 20 * 2 + draw(random, 2)) % 8});
+    if (step < 7) CHECK(replay.changes() == 0);  // too few steps with evidence, however many there were before
   }
   CHECK(replay.chosen() == PolicyCandidate{"lru"});
+}
+
+// Favourites of the time in which everybody fitted, then others, for long enough to learn that counting is better.
+void test_what_was_asked_for_while_everybody_fitted_is_remembered() {
+  ReplayedPool pool = one_pool(32, 32);
+  for (const std::string_view counting : {"lfu", "zipmoe"}) {
+    PolicyReplay replay({pool}, options_of({{"fifo"}, {std::string(counting), 1000}}));
+    for (uint32_t step = 0; step < 3000; ++step) {
+      replay.request(0, std::vector<uint32_t>{step % 3 == 0 ? step / 3 % 32 : 30 + step % 2});
+    }
+    replay.resize(0, {{0, 6, 0, 0}});
+    for (int step = 0; replay.chosen() == PolicyCandidate{"fifo"}; ++step) {
+      CHECK(step < 300);
+      replay.request(0, favourite_or_scan(step));
+    }
+    CHECK(replay.take_change());
+    std::vector<bool> resident(32);
+    for (const uint32_t expert : {0, 1, 12, 13, 30, 31}) resident[expert] = true;
+    const std::vector<RecordIndex> order = drained(*replay.policy(0, resident));
+    CHECK(order.size() == 6);
+    CHECK(std::set<RecordIndex>(order.begin() + 4, order.end()) == std::set<RecordIndex>({30, 31}));
+  }
+}
+
+void test_steps_that_policies_do_not_decide_are_heard_and_are_no_evidence() {
+  PolicyReplay replay({one_pool(32, 4), one_pool(32, 4)}, options_of({{"lru"}, {"lfu"}}, 2));
+  PolicyReplay told({one_pool(32, 4), one_pool(32, 4)}, options_of({{"lru"}, {"lfu"}}, 2));
+  for (int step = 0; step < 200; ++step) {
+    for (uint32_t pool = 0; pool < 2; ++pool) {
+      replay.request(pool, favourite_or_scan(step), pool == static_cast<uint32_t>(step % 2));  // one is enough
+      told.request(pool, favourite_or_scan(step));
+    }
+  }
+  CHECK(told.changes() == 1 && replay.changes() == 0);
+  CHECK(replay.mean_cost(0) == 0 && replay.mean_cost(1) == 0);
+  for (uint32_t candidate = 0; candidate < 2; ++candidate) {
+    for (uint32_t expert = 0; expert < 32; ++expert) {
+      CHECK(replay.ghost(candidate, 1).residency(expert) == told.ghost(candidate, 1).residency(expert));
+    }
+  }
+  for (int step = 0; step < 100; ++step) {
+    for (uint32_t pool = 0; pool < 2; ++pool) replay.request(pool, favourite_or_scan(step));
+  }
+  CHECK(replay.chosen() == PolicyCandidate{"lfu"});
 }
 
 void test_impossible_replays_are_refused() {
@@ -343,7 +389,9 @@ int main() {
   test_the_choice_follows_the_workload_and_pays();
   test_a_change_moves_nobody();
   test_one_candidate_is_that_policy();
-  test_nothing_is_replayed_while_everybody_fits();
+  test_costs_are_not_compared_while_everybody_fits();
+  test_what_was_asked_for_while_everybody_fitted_is_remembered();
+  test_steps_that_policies_do_not_decide_are_heard_and_are_no_evidence();
   test_impossible_replays_are_refused();
   std::puts("policy_replay_test: ok");
   return 0;

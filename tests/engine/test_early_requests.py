@@ -245,3 +245,31 @@ def test_the_engine_survives_control_c(
     use()
     with ThreadPoolExecutor(1) as other_thread:
         other_thread.submit(use).result(timeout=60)
+
+
+def native_rows(experts: int) -> Any:
+    return torch.ones(experts, 64, dtype=torch.bfloat16).view(torch.uint16).numpy()
+
+
+@pytest.mark.parametrize("computed", [[0], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6], [1, 0, 2], [0, 1, 3]], ids=str)
+def test_other_experts_than_have_begun_are_not_computed(
+    served: Engine, model: PackedModel, computed: list[int]
+) -> None:
+    records = served.group(GROUPS[0]).records
+    wanted, count = [records[expert] for expert in computed], len(computed)
+    served._native.begin_request([records[expert] for expert in (0, 1, 2)], False, [1, 1, 1])
+    for _ in range(2):  # the second time none is open
+        with pytest.raises(ValueError, match="no request for these experts is open"):
+            served._native.feed_forward_request(
+                wanted, [1] * count, NETWORK, native_rows(count), native_rows(count), True
+            )
+    assert sorted(run(served, model, 0, [0, 1, 2])) == [0, 1, 2]
+
+
+def test_a_request_that_has_handed_an_expert_out_is_not_computed(served: Engine, model: PackedModel) -> None:
+    records = [served.group(GROUPS[0]).records[expert] for expert in (0, 1, 2)]
+    served._native.begin_request(records, False, [1, 1, 1])
+    served._native.next_expert()
+    with pytest.raises(ValueError, match="from which nobody was handed out"):
+        served._native.feed_forward_request(records, [1, 1, 1], NETWORK, native_rows(3), native_rows(3), True)
+    assert sorted(run(served, model, 0, [0, 1, 2])) == [0, 1, 2]
