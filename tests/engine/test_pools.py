@@ -470,7 +470,8 @@ def test_policy_and_half_life_are_one_option(planar: PackedModel) -> None:
     settings = PoolSettings(PoolSlots(compressed=2), policy="fifo")
     for pools, options, policy in (
         (settings, {}, "fifo"),
-        (settings, {"policy": "marking", "half_life_steps": 3.0}, "marking"),
+        (settings, {"policy": "marking"}, "marking"),
+        (settings, {"policy": "zipmoe", "half_life_steps": 3.0}, "zipmoe"),
         (PoolSlots(compressed=2), {}, "auto, now zipmoe with a half-life of 16 steps"),
         (PoolSlots(compressed=2), {"half_life_steps": 3.0}, "zipmoe"),
         (PoolSlots(compressed=2), {"policy": "lfu"}, "lfu"),
