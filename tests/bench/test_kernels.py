@@ -180,6 +180,39 @@ def test_wrong_options_are_refused(wrong: list[str], capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        ["--memory", "4GB"],
+        ["--source", "nowhere"],
+        ["--batch", "1"],  # the default, but somebody asked for it
+        ["--python", "llama.cpp=python"],
+        ["--no-limit"],
+        ["--topic", "3", "--prompts", "2"],
+    ],
+)
+def test_options_of_the_comparison_are_refused_with_kernels(
+    ignored: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--kernels", *ignored]) == 2
+    message = capsys.readouterr().err.splitlines()[0]
+    assert all(option in message.split(": ")[1] for option in ignored if option.startswith("--"))
+    assert message.endswith("of the comparison of engines, not of --kernels")
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [["--shapes", "64x128"], ["--tokens", "1"], ["--megabytes", "420"], ["--tokens", "1", "--megabytes", "9"]],
+)
+def test_options_of_the_kernels_are_refused_without_them(
+    ignored: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "folder", *ignored]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {', '.join(option for option in ignored if option.startswith('--'))}: ")
+    assert error.endswith(" of --kernels") and hint.endswith("or add --kernels")
+
+
 def test_without_kernels_a_folder_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench"]) == 2
     assert "no packed folder" in capsys.readouterr().err

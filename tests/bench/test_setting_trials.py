@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from bench.worker_scripts import DONE, LOADED, generation, script
 
+from zipmoe.bench import worker_run
 from zipmoe.bench.benchmark import Benchmark, BenchmarkPlan, Measured
 from zipmoe.bench.contenders import Contender, Models, Variant, WorkerCommands, variants
+from zipmoe.bench.control_group import MemoryUse
 from zipmoe.bench.measurement import Generation, WorkerOutput
 from zipmoe.bench.memory_levels import MemoryLevel
 from zipmoe.bench.prompts import random_prompts
@@ -17,21 +19,27 @@ from zipmoe.bench.setting_trials import Choice, choose
 from zipmoe.errors import InvalidArgumentError
 
 LEVEL, OTHER = MemoryLevel("50%", 2_000_000_000, False), MemoryLevel("75%", 3_000_000_000, False)
+THIRD = MemoryLevel("90%", 3_500_000_000, False)
 FITS = MemoryLevel("fits", 9_000_000_000, True)
 
 
 class Runs:
     """Stands in for measuring: TTFT and TPOT by (read-ahead, share); nothing for others."""
 
-    def __init__(self, times: dict[tuple[int | None, float | None], tuple[float, float]]) -> None:
+    def __init__(
+        self,
+        times: dict[tuple[int | None, float | None], tuple[float, float]],
+        reason: str = "killed by the memory limit while it loaded",
+    ) -> None:
         self.times = times
+        self.reason = reason
         self.asked: list[tuple[int | None, float | None]] = []
 
     def __call__(self, variant: Variant) -> Measured:
         key = (variant.read_ahead_kib, variant.cpu_share)
         self.asked.append(key)
         if key not in self.times:
-            return Measured(variant, LEVEL, 0, "killed by the memory limit while it loaded")
+            return Measured(variant, LEVEL, 0, self.reason)
         first, step = self.times[key]
         found = Generation(1, (first, first + step), (0, 0), ((1, 2),))
         return Measured(variant, LEVEL, 0, None, WorkerOutput({"seconds": 1.0}, (found,), None, True))
@@ -49,6 +57,31 @@ def test_shares_until_one_is_killed_then_read_aheads_with_the_best() -> None:
     chosen = choose(variants(Contender.ACCELERATE, (128, 8192), (0.8, 0.5, 0.6, 0.7, 0.9)), runs)
     assert chosen == Choice((Variant(Contender.ACCELERATE, 128, 0.6),))
     assert runs.asked == [(128, 0.5), (128, 0.6), (128, 0.7), (128, 0.8), (8192, 0.6)]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "took longer than 1800 s, ended while it loaded",
+        "ended with code 1 while it loaded: no space left on device",
+        "killed by SIGSEGV while it generated",
+        "a library says no",
+    ],
+)
+def test_a_failure_that_is_not_the_limits_does_not_end_the_trials(reason: str) -> None:
+    runs = Runs({(128, 0.6): (1.0, 0.3), (128, 0.8): (1.0, 0.2)}, reason)
+    chosen = choose(variants(Contender.ACCELERATE, (128,), (0.8, 0.5, 0.6, 0.7)), runs)
+    assert chosen == Choice((Variant(Contender.ACCELERATE, 128, 0.8),))
+    assert runs.asked == [(128, 0.5), (128, 0.6), (128, 0.7), (128, 0.8)]
+    assert choose(variants(Contender.ACCELERATE, (128,), (0.5, 0.6)), Runs({}, reason)) == Choice(
+        (Variant(Contender.ACCELERATE, 128, 0.5),), reason
+    )
+
+
+def test_the_limits_reason_is_the_one_that_ends_the_trials() -> None:
+    use = MemoryUse(peak_bytes=1, oom_kills=1)
+    reason = worker_run._reason(WorkerOutput(None, (), None, False), -9, None, use, None, "")
+    assert reason is not None and reason.startswith(worker_run.KILLED_BY_LIMIT)
 
 
 def test_the_other_read_ahead_may_be_better() -> None:
@@ -123,6 +156,14 @@ def test_trials_at_one_level_serve_the_others(tiny_source: Path, tiny_packed: Pa
     measured = Benchmark(plan, None, commands=commands).run()
     assert [each[:3] for each in _shares(measured) if not each[2]] == [("75%", 0.6, False), ("50%", 0.6, False)]
     assert {each.level.label for each in measured if each.trial} == {"50%"}
+
+
+def test_a_level_where_nothing_works_says_nothing_of_the_others(tiny_source: Path, tiny_packed: Path) -> None:
+    worker = WORKER.replace("share > 0.75", f"job['memory_bytes'] == {LEVEL.limit_bytes}")
+    commands = WorkerCommands(overrides={"accelerate": [sys.executable, "-S", "-c", worker]})
+    plan = _plan(tiny_source, tiny_packed, (OTHER, LEVEL, THIRD), trial_levels=("75%", "50%"))
+    measured = Benchmark(plan, None, commands=commands).run()
+    assert [each[:2] for each in _shares(measured) if not each[2]] == [("75%", 0.6), ("50%", 0.5), ("90%", 0.6)]
 
 
 def test_without_trials_every_setting_is_measured(

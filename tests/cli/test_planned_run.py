@@ -88,6 +88,33 @@ def test_a_stale_profile_is_not_planned_with(
 
 
 @pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("kept", ["none", "stale", "of more cores"])
+def test_a_run_on_some_cpus_is_told_how_to_measure_for_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    from zipmoe.hf.automatic_pools import automatic_pools
+    from zipmoe.hf.configuration import ZipMoEConfig
+    from zipmoe.planning import device
+    from zipmoe.profiling import measure
+
+    if kept == "none":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    elif kept == "stale":
+        monkeypatch.setattr(measure, "__version__", "99.0")
+    else:
+        monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(97)))
+    opened = PackedFolder.open(folder)
+
+    def note(**settings: object) -> str:
+        config = ZipMoEConfig(pools="plan", **settings)  # type: ignore[arg-type]
+        (line,) = automatic_pools(None, opened, config, lambda: pytest.fail("nothing is to be planned")).notes
+        return line
+
+    assert note(cpus="0-2,5").endswith(f": taskset -c 0-2,5 zipmoe profile {folder}")
+    assert note().endswith(f": zipmoe profile {folder}")
+
+
+@pytest.mark.usefixtures("measured")
 def test_a_profile_of_an_earlier_version_is_named_and_not_planned_with(
     folder: Path,
     measured_cache: Path,

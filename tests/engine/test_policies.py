@@ -9,6 +9,8 @@ import torch
 from packed_model import EXPERTS, GROUPS, PARAMETERS, PackedModel
 
 from zipmoe import _native
+from zipmoe.engine.cache_policy import PolicyChoice, policy_names
+from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.errors import InvalidArgumentError
 
 SLOTS = 5
@@ -25,7 +27,8 @@ def test_hits_are_those_of_the_policy_and_experts_are_the_originals(model: Packe
     for group, experts in requests:
         states, _ = pools.access([group * EXPERTS + expert for expert in experts])
         expected += sum(state == 1 for state in states)
-    with model.engine(SLOTS, policy=policy, half_life_steps=4, io_threads=1) as engine:  # reads end in order
+    half_life = 4 if policy == "zipmoe" else None
+    with model.engine(SLOTS, policy=policy, half_life_steps=half_life, io_threads=1) as engine:  # reads end in order
         assert f"policy {policy}" in engine.mode_line("exact", "eager")
         for group, experts in requests:
             handle = engine.group(GROUPS[group])
@@ -53,3 +56,20 @@ def test_unknown_policies_are_refused(model: PackedModel) -> None:
         model.engine(4, policy="oracle")
     with pytest.raises(InvalidArgumentError, match="half-life of activation counts must be above 0 steps"):
         model.engine(4, half_life_steps=0.0)
+
+
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name != "zipmoe"])
+def test_a_half_life_without_effect_is_refused(model: PackedModel, policy: str) -> None:
+    """Wherever the two meet: in one place, or the policy in one and the half-life in another."""
+    refused = pytest.raises(InvalidArgumentError, match=f"the policy '{policy}' has no half-life")
+    slots = PoolSlots(compressed=2)
+    with refused:
+        PolicyChoice.of(policy, 4.0)
+    with refused:
+        PoolSettings(slots, policy=policy, half_life_steps=4.0)
+    with refused:
+        model.engine(SLOTS, policy=policy, half_life_steps=4.0)
+    with refused:
+        model.engine(SLOTS, policy=policy, pools=PoolSettings(slots, half_life_steps=4.0))
+    with refused:
+        model.engine(SLOTS, half_life_steps=4.0, pools=PoolSettings(slots, policy=policy))

@@ -414,7 +414,8 @@ def test_residencies_are_those_of_the_dispatch_and_matrices_the_originals(
     planar: PackedModel, policy: str, name: str
 ) -> None:
     slots = POLICY_POOLS[name]
-    settings = PoolSettings(slots, staging=1 + len(name) % 2, policy=policy, half_life_steps=3.0, tolerance=1.0)
+    half_life = 3.0 if policy == "zipmoe" else None
+    settings = PoolSettings(slots, staging=1 + len(name) % 2, policy=policy, half_life_steps=half_life, tolerance=1.0)
     books = [
         _native.LayerPools(
             EXPERTS, slots.experts, policy, tolerance=1.0, half_life_steps=3.0, seed=group, staging=settings.staging
@@ -469,7 +470,8 @@ def test_policy_and_half_life_are_one_option(planar: PackedModel) -> None:
     settings = PoolSettings(PoolSlots(compressed=2), policy="fifo")
     for pools, options, policy in (
         (settings, {}, "fifo"),
-        (settings, {"policy": "marking", "half_life_steps": 3.0}, "marking"),
+        (settings, {"policy": "marking"}, "marking"),
+        (settings, {"policy": "zipmoe", "half_life_steps": 3.0}, "zipmoe"),
         (PoolSlots(compressed=2), {}, "auto, now zipmoe with a half-life of 16 steps"),
         (PoolSlots(compressed=2), {"half_life_steps": 3.0}, "zipmoe"),
         (PoolSlots(compressed=2), {"policy": "lfu"}, "lfu"),

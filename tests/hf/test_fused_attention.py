@@ -141,9 +141,9 @@ def test_room_grows_seldom(packed_model, monkeypatch):
     made = []
     original = CacheRoom.__init__
 
-    def counted(self, keys, values):
+    def counted(self, keys, values, capacity):
         made.append(keys.shape[2])
-        original(self, keys, values)
+        original(self, keys, values, capacity)
 
     monkeypatch.setattr(CacheRoom, "__init__", counted)
     model = load(packed_model("qwen2_moe").folder)

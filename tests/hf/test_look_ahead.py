@@ -201,6 +201,16 @@ def test_the_mode_line(packed_model):
     plain.zipmoe_engine.close()
 
 
+@pytest.mark.parametrize(("slots", "kept"), [(5, "2 slots"), (4, "2 slots"), (3, "1 slot"), (2, "0 slots")])
+def test_the_mode_line_has_the_slots_that_a_small_pool_spares(packed_model, slots, kept):
+    model = load(packed_model("qwen2_moe"), True, slots=slots)
+    with model.zipmoe_engine:
+        assert f"; look-ahead to the next layer's experts, {kept} kept for it" in model.zipmoe_mode_line()
+        with torch.no_grad():
+            decode(model, PROMPTS[:1])
+        assert kept != "0 slots" or counters(model).predicted_reads == 0
+
+
 def test_pools_by_residency_have_none(packed_model):
     settings = ZipMoEConfig(memory="4GB", mode="exact", context_tokens=32, pools=PoolSlots(0, 2), look_ahead=True)
     with pytest.warns(UserWarning, match="quantization_config"):

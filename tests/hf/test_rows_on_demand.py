@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import representative_models
 import torch
 from transformers import AutoConfig
 
@@ -25,7 +26,11 @@ from zipmoe.engine.memory_plan import MemoryPlan
 from zipmoe.engine.pool_budget import budget_without_pools, pools_bytes, reserve_all_but_pools, tables_on_demand
 from zipmoe.engine.pool_slots import PoolSettings, PoolSlots
 from zipmoe.engine.rows_on_demand import RowsOnDemand, looked_up_matrices, model_on_meta
-from zipmoe.errors import InvalidArgumentError
+from zipmoe.errors import BudgetTooSmallError, InvalidArgumentError
+from zipmoe.hf import engine_opening
+from zipmoe.hf.automatic_pools import AutomaticPools
+from zipmoe.store.manifest import CodecSettings
+from zipmoe.store.pack import pack
 from zipmoe.store.packed_folder import PackedFolder
 
 WORDS = "embedding rows on demand from disk"
@@ -121,6 +126,54 @@ def test_a_table_is_resident_where_all_experts_have_room_beside_it(packed_model)
     assert tables_on_demand(manifest, tables, "auto", MemoryBudget(1)) == tables
     assert ROWS_ON_DEMAND not in packed.load().zipmoe_engine.budget.ledger
     assert ROWS_ON_DEMAND not in budget_without_pools(manifest, "8GB", meta, 64).ledger
+
+
+@pytest.fixture(scope="module")
+def large_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose table takes more memory than reading its rows does."""
+    root = tmp_path_factory.mktemp("large_table")
+    config = representative_models._mixtral(vocab_size=160_000)
+    representative_models.TinyModel("MixtralForCausalLM", lambda: config).build().save_pretrained(root / "source")
+    pack(root / "source", root / "packed", CodecSettings("fx3", None, 1), jobs=1, min_dense_bytes=0)
+    return root / "packed"
+
+
+@pytest.mark.parametrize("pools", ["F=6", "C=6", "F=3,C=3", PoolSettings(PoolSlots(compressed=1), staging=6)])
+def test_pools_that_need_more_than_the_single_pool_get_the_tables_memory(large_table, monkeypatch, pools):
+    """The budget that a single pool of all experts has room in beside the table, and these pools do not."""
+    manifest = PackedFolder.open(large_table).manifest
+    parts = {PROCESS: 1, WORKSPACE: 1}
+    single = MemoryPlan.of(manifest, 1, separable=False)
+    total = (1 << 40) - reserve_all_but_pools(manifest, MemoryBudget(1 << 40, parts), RowsOnDemand()).free_bytes
+    all_experts = single.pool_reservation_bytes([shape.records for shape in single.size_classes])
+    total += max(all_experts, pools_bytes(manifest, PoolSlots()))  # what stages experts is larger than these few
+    monkeypatch.setattr(engine_opening, "_budget", lambda *_: MemoryBudget(total, parts))
+
+    def ledger(**settings) -> dict[str, int]:
+        config = zipmoe.ZipMoEConfig(memory="8GB", **settings)
+        with zipmoe.load(large_table, quantization_config=config).zipmoe_engine as engine:
+            return engine.budget.ledger
+
+    assert ROWS_ON_DEMAND not in ledger()
+    assert ledger(pools=pools)[ROWS_ON_DEMAND] > 0
+    with pytest.raises(BudgetTooSmallError):
+        ledger(pools=pools, embedding="resident")
+    monkeypatch.setattr(engine_opening, "_budget", lambda *_: MemoryBudget(1 << 33, parts))
+    assert ROWS_ON_DEMAND not in ledger(pools=pools)
+
+
+@pytest.mark.parametrize("pools", [None, PoolSettings(PoolSlots(compressed=3))])
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_a_run_keeps_to_the_tables_that_were_planned_with(packed_model, monkeypatch, pools, on_demand):
+    """Even if the process has grown or shrunk since, so that another place would be chosen now."""
+    packed = packed_model("mixtral")
+    tables = looked_up(packed) if on_demand else ()
+    planned = AutomaticPools(pools, (), tables)
+    monkeypatch.setattr(engine_opening, "automatic_pools", lambda *_: planned)
+    monkeypatch.setattr(engine_opening, "tables_on_demand", lambda *_: pytest.fail("asked again"))
+    settings = zipmoe.ZipMoEConfig(memory="8GB", pools="plan")
+    with zipmoe.load(packed.folder, quantization_config=settings).zipmoe_engine as engine:
+        assert (ROWS_ON_DEMAND in engine.budget.ledger) == on_demand
 
 
 def test_small_tables_stay_in_memory(mixtral, monkeypatch):

@@ -16,7 +16,7 @@ from zipmoe.planning.layer_costs import LayerCosts, TensorBytes
 from zipmoe.planning.partition import CodecCapabilities
 from zipmoe.profiling.device_constants import best_concurrent_reads, device_profile
 from zipmoe.profiling.execution_probes import TOKENS
-from zipmoe.profiling.fused_probes import FUSED_TOKENS
+from zipmoe.profiling.fused_probes import FUSED_TOKENS, FUSED_TOKENS_KNOWN
 from zipmoe.profiling.measure import SHARES, measure
 from zipmoe.profiling.profile_store import load_profile, save_profile
 from zipmoe.profiling.report import ProfileReport
@@ -161,8 +161,8 @@ def test_a_fused_codec_and_a_known_disk(fx3_folder: PackedFolder) -> None:
     assert sizes.keys() == {(form, tokens) for form in ("fx3", "BF16") for tokens in FUSED_TOKENS}
     assert {size for (form, _), size in sizes.items() if form == "BF16"} == {report.expert.bfloat16_bytes}
     assert all(size == pytest.approx(packed, rel=0.1) for (form, _), size in sizes.items() if form == "fx3")
-    assert {codec: len(rates) for codec, rates in profile.fused_bytes_per_second.items()} == {"fx3": max(FUSED_TOKENS)}
-    assert len(profile.unpacked_bytes_per_second) == max(FUSED_TOKENS)
+    assert {codec: len(rates) for codec, rates in profile.fused_bytes_per_second.items()} == {"fx3": FUSED_TOKENS_KNOWN}
+    assert len(profile.unpacked_bytes_per_second) == FUSED_TOKENS_KNOWN
 
 
 def test_a_disk_that_wants_more_or_fewer_reads_at_a_time(fx3_folder: PackedFolder) -> None:

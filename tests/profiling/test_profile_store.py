@@ -13,10 +13,12 @@ from profiling_machine import HERE, here
 
 from zipmoe.errors import InvalidArgumentError, NotEnoughDiskError
 from zipmoe.planning.device import DeviceProfileError, HostFingerprint
+from zipmoe.planning.step_costs import DenseBytes, step_costs
+from zipmoe.profiling import device_constants
 from zipmoe.profiling.device_constants import device_profile
 from zipmoe.profiling.disk_identity import DiskIdentity
 from zipmoe.profiling.estimate import Estimate
-from zipmoe.profiling.fused_probes import FUSED_TOKENS
+from zipmoe.profiling.fused_probes import FUSED_TOKENS, FUSED_TOKENS_KNOWN
 from zipmoe.profiling.profile_store import (
     check_destination,
     find_profile,
@@ -153,7 +155,7 @@ FUSED = replace(
 
 def test_rates_of_packed_weights() -> None:
     profile = device_profile(FUSED)
-    every = range(1, max(FUSED_TOKENS) + 1)  # those that were not measured lie between those that were
+    every = range(1, FUSED_TOKENS_KNOWN + 1)  # those that were not measured lie between those that were, or beyond
     assert profile.fused_bytes_per_second.keys() == {"fx3"}
     assert profile.fused_bytes_per_second["fx3"] == pytest.approx([14e9 / tokens for tokens in every])
     assert profile.unpacked_bytes_per_second == pytest.approx([1e10 / tokens for tokens in every])
@@ -162,6 +164,19 @@ def test_rates_of_packed_weights() -> None:
         kept = [time for time in FUSED.fused if (time.tokens, time.form) != (2, ("fx3", "BF16")[left_out])]
         with pytest.raises(InvalidArgumentError, match="too short to measure packed weights with 2 tokens"):
             device_profile(replace(FUSED, fused=tuple(kept)))
+
+
+def test_kernels_without_a_limit_of_rows_are_forecast_beyond_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AVX2 a step of 100 tokens computes with packed weights, and is not taken to decode first."""
+    known = max(FUSED_TOKENS) + 40
+    monkeypatch.setattr(device_constants, "FUSED_TOKENS_KNOWN", known)
+    profile = device_profile(FUSED)
+    assert profile.fused_bytes_per_second["fx3"] == pytest.approx([14e9 / tokens for tokens in range(1, known + 1)])
+    for tokens, decodes in ((known, False), (known + 1, True)):
+        costs = step_costs(profile, "fx3", DenseBytes(bfloat16=10**9, packed=7 * 10**8), 4, 8.0, tokens)
+        assert (costs.decode_seconds > 0) == decodes
+    monkeypatch.setattr(device_constants, "FUSED_TOKENS_KNOWN", max(FUSED_TOKENS))
+    assert len(device_profile(FUSED).unpacked_bytes_per_second) == max(FUSED_TOKENS)
 
 
 def test_buffered_rates_where_there_are_no_direct_ones() -> None:

@@ -66,6 +66,25 @@ def test_table_and_plans(trace: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "as asked: C 5 of 16 experts" in err
 
 
+def test_a_half_life_is_that_of_the_policy_that_has_one(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def reports(*options: object) -> dict[str, dict[str, object]]:
+        code, out, err = run(
+            capsys, "--trace", trace, "--device", "jetson-orin", "--slots", "1,2,0,2", "--json", *options
+        )
+        assert code == 0, err
+        return {report["policy"]: report for report in json.loads(out)["policies"]}
+
+    alone = reports("--half-life", "0.5")
+    assert list(alone) == ["zipmoe"]
+    assert reports("--half-life", "0.5", "--policy", "zipmoe") == alone
+    assert alone["zipmoe"] != reports("--policy", "zipmoe")["zipmoe"]
+    assert reports("--half-life", "16", "--policy", "zipmoe") == reports("--policy", "zipmoe")
+    beside, without = reports("--half-life", "0.5", "--policy", "all"), reports("--policy", "all")
+    assert beside["zipmoe"] == alone["zipmoe"]
+    assert {name for name in beside if beside[name] != without[name]} == {"zipmoe"}
+    assert list(reports()) == ["auto"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -85,6 +104,9 @@ def test_table_and_plans(trace: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (("--shards", "0"), "0 shards"),
         (("--workers", "0"), "--workers 0"),
         (("--half-life", "0"), "half-life of activation counts must be above 0 steps"),
+        (("--half-life", "0", "--policy", "all"), "half-life of activation counts must be above 0 steps"),
+        (("--half-life", "4", "--policy", "auto"), "the policy 'auto' has no half-life of its own"),
+        (("--half-life", "4", "--policy", "lru,fifo"), "the policy 'lru' has no half-life"),
         (("--tolerance", "-1"), "tolerance of -1"),
         (("--order", "best"), "--order 'best' is unknown"),
         (("--other-seconds", "-1"), "--other-seconds -1"),

@@ -186,7 +186,8 @@ class Benchmark:
                     choice = Choice(every[:1])
                 elif plan.tries_at(level):
                     choice = choose(every, partial(tried, level=level))
-                    elsewhere = choice.variants
+                    if choice.reason is None:
+                        elsewhere = choice.variants
                 else:
                     choice = Choice(elsewhere)
                 choices[contender, level] = choice

@@ -1,8 +1,9 @@
 """Finds the setting in which a contender is at its best, by short runs, before it is measured in that setting alone.
 
 Every combination of read-ahead and share of weights in memory would take longer than the measurement itself. Shares are
-tried first, in ascending order and with the first read-ahead: what one share is killed with, a larger one is killed
-with, too. Then the other read-aheads are tried with the best share.
+tried first, in ascending order and with the first read-ahead: where the limit kills with one share, it kills with a
+larger one, too; any other failure says nothing of the next share. Then the other read-aheads are tried with the best
+share.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from zipmoe.bench.contenders import Variant
 from zipmoe.bench.latency_statistics import median_tpot, median_ttft
+from zipmoe.bench.worker_run import KILLED_BY_LIMIT
 
 if TYPE_CHECKING:
     from zipmoe.bench.benchmark import Measured
@@ -45,7 +47,7 @@ def choose(variants: Sequence[Variant], run: Callable[[Variant], Measured]) -> C
     shares: list[float | None] = sorted({each.cpu_share for each in variants}, key=lambda share: share or 0.0)
     for share in shares:
         tried.append(run(Variant(variants[0].contender, ahead, share)))
-        if _tpot(tried[-1]) is None:
+        if tried[-1].reason is not None and tried[-1].reason.startswith(KILLED_BY_LIMIT):
             break
     worked = [each for each in tried if _tpot(each) is not None]
     if not worked:

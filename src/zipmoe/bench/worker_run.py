@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from zipmoe.bench.control_group import LimitedGroup, MemoryUse
 from zipmoe.bench.measurement import UnreadableWorkerError, WorkerOutput, read_output
 
+KILLED_BY_LIMIT = "killed by the memory limit"
+"""How the reason begins of a worker that needed more memory than there was."""
 _TAIL_CHARACTERS = 2000
 
 
@@ -84,7 +86,7 @@ def _reason(
     if limit is not None:
         return f"took longer than {limit:g} s, ended {when}"
     if memory is not None and memory.oom_kills and code != 0:
-        return f"killed by the memory limit {when}"
+        return f"{KILLED_BY_LIMIT} {when}"
     if output.failure is not None:
         return output.failure
     if code < 0:

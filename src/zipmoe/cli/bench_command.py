@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from zipmoe.store.packed_folder import PackedFolder
 
 
+_SHARED_OPTIONS = {"rounds", "threads", "json_file", "markdown_file", "plot_file", "kernels"}
+_KERNEL_OPTIONS = {"shapes", "tokens", "megabytes"}
+
+
 def bench_command(
+    context: typer.Context,
     folder: Annotated[Path | None, typer.Argument(metavar="[DST]", help="Packed folder", show_default=False)] = None,
     source: Annotated[
         Path | None, typer.Option(help="The original checkpoint, for Transformers and Accelerate")
@@ -94,6 +99,7 @@ def bench_command(
     """Compare with Transformers, Accelerate and llama.cpp, in turn, each under the same memory limit."""
     from zipmoe.errors import InvalidArgumentError
 
+    _check_options(context, kernels)
     _check_files(source, gguf, work, json_file, markdown_file, plot_file)
     if kernels:
         if folder is not None:
@@ -230,6 +236,32 @@ def _numbers(text: str, option: str, kind: type[Any]) -> Iterator[Any]:
             yield kind(part)
         except ValueError:
             raise InvalidArgumentError(f"{option} {text!r} is not a list of numbers") from None
+
+
+def _check_options(context: typer.Context, kernels: bool) -> None:
+    """Refuse options that would change nothing: those of the comparison with ``--kernels``, and the other way round."""
+    from zipmoe.errors import InvalidArgumentError
+
+    ignored = [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name is not None
+        and parameter.name not in _SHARED_OPTIONS
+        and parameter.param_type_name == "option"
+        and (parameter.name in _KERNEL_OPTIONS) != kernels
+        and _is_given(context, parameter.name)
+    ]
+    if ignored:
+        other = "of the comparison of engines, not of --kernels" if kernels else "of --kernels"
+        raise InvalidArgumentError(
+            f"{', '.join(ignored)}: {'these are options' if len(ignored) > 1 else 'this is an option'} {other}",
+            hint=f"leave {'them' if len(ignored) > 1 else 'it'} out, or {'--kernels' if kernels else 'add --kernels'}",
+        )
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _check_files(source: Path | None, gguf: Path | None, work: Path | None, *outputs: Path | None) -> None:

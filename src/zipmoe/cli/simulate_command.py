@@ -11,6 +11,7 @@ import typer
 from zipmoe.cli.progress import talk
 
 if TYPE_CHECKING:
+    from zipmoe.engine.cache_policy import PolicyChoice
     from zipmoe.planning.partition import PoolPlan
     from zipmoe.planning.trace import RoutingTrace
     from zipmoe.simulation.expert_shape import ExpertOnDevice
@@ -23,11 +24,12 @@ def simulate_command(
     trace: Annotated[Path, typer.Option(help="Routing trace: recorded by run --record-trace, or a published one")],
     device: Annotated[str, typer.Option(help="jetson-orin, this (its profile), or a device profile's path")] = "this",
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Cache policies, separated by commas, or 'all': auto, zipmoe, lru, lfu, lfuda, fifo, marking"
+            help="Cache policies, separated by commas, or 'all': auto, zipmoe, lru, lfu, lfuda, fifo, marking "
+            "[default: auto]"
         ),
-    ] = "auto",
+    ] = None,
     memory_share: Annotated[
         float | None,
         typer.Option(help=f"Pool memory as a share of the experts' BF16 bytes [default: {DEFAULT_MEMORY_SHARE}]"),
@@ -41,7 +43,13 @@ def simulate_command(
     codec: Annotated[str, typer.Option(help="Codec of the packed model: zstd, lz4, lz4hc or fx3")] = "zstd",
     shards: Annotated[int, typer.Option(help="Shards per E-chunk (K)")] = 4,
     workers: Annotated[int | None, typer.Option(help="Decompression workers (L) [default: the device's]")] = None,
-    half_life: Annotated[float, typer.Option(help="Steps after which an activation counts half (zipmoe)")] = 16.0,
+    half_life: Annotated[
+        float | None,
+        typer.Option(
+            help="Steps after which an activation counts half, for the policy zipmoe, which this makes the default, "
+            "and for the plan [default: 16]"
+        ),
+    ] = None,
     tolerance: Annotated[
         float | None, typer.Option(help="delta of the rank thresholds in experts (zipmoe) [default: 10 % of a layer's]")
     ] = None,
@@ -76,7 +84,8 @@ def simulate_command(
         raise InvalidArgumentError(f"--workers {workers} cannot work")
     if not 0 <= other_seconds < float("inf"):
         raise InvalidArgumentError(f"--other-seconds {other_seconds:g} is not a duration")
-    settings = [CacheSettings(name, half_life, tolerance, seed) for name in _policies(policy)]
+    choices = _policies(policy, half_life)
+    settings = [CacheSettings(choice.name, choice.half_life_steps, tolerance, seed) for choice in choices]
     profile = load_device(device)
     if workers is not None:
         profile = replace(profile, workers=workers)
@@ -86,7 +95,7 @@ def simulate_command(
     expert = ExpertOnDevice.of(shape, profile, codec, shards)
     warm = warm_up_steps(routing, warm_up)
     share = memory_share if memory_share is not None else DEFAULT_MEMORY_SHARE
-    plan, planned = _plan(routing, expert, share, slots, pools, warm, half_life)
+    plan, planned = _plan(routing, expert, share, slots, pools, warm, choices[0].half_life_steps)
     talk(
         f"{model}: {len(routing.steps)} steps, the first {warm} as warm-up; {profile.name}, {profile.workers} workers; "
         f"{codec if expert.capabilities.whole else f'{codec}, {shards} shards'}; {order} schedule"
@@ -128,16 +137,22 @@ def simulate_command(
         _print_table(reports, optimum)
 
 
-def _policies(text: str) -> list[str]:
-    from zipmoe.engine.cache_policy import policy_names
+def _policies(text: str | None, half_life: float | None) -> list[PolicyChoice]:
+    """The policies to replay; a half-life is for the one among them that has one."""
+    from zipmoe.engine.cache_policy import POLICY_WITH_HALF_LIFE, PolicyChoice, checked_pair, policy_names
     from zipmoe.errors import InvalidArgumentError
 
-    if text == "all":
-        return policy_names()
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    if text is None:
+        return [PolicyChoice.of(None, half_life)]
+    names = policy_names() if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InvalidArgumentError("--policy is empty", hint=f"choose some of {', '.join(policy_names())}")
-    return names
+    for name in names:
+        checked_pair(name, None)
+    if POLICY_WITH_HALF_LIFE not in names:
+        checked_pair(names[0], half_life)
+    chosen = PolicyChoice.of(POLICY_WITH_HALF_LIFE, half_life)
+    return [PolicyChoice(name, chosen.half_life_steps) for name in names]
 
 
 def _plan(

@@ -67,12 +67,13 @@ class PolicyChoice:
         """What was asked for, completed by the defaults; a half-life alone asks for the policy that has one.
 
         Raises:
-            InvalidArgumentError: an unknown policy, or a half-life that is not above 0.
+            InvalidArgumentError: an unknown policy, or a half-life that is not above 0 or that the policy has not.
         """
+        checked_pair(policy, half_life_steps)
         if policy is None:
             policy = DEFAULT_POLICY if half_life_steps is None else POLICY_WITH_HALF_LIFE
         steps = DEFAULT_HALF_LIFE_STEPS if half_life_steps is None else half_life_steps
-        return cls(checked_policy(policy), checked_half_life(steps))
+        return cls(policy, steps)
 
     @property
     def candidates(self) -> list[tuple[str, float]]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from zipmoe import _native
+from zipmoe.engine.bfloat16_words import bfloat16_words
 from zipmoe.engine.record_catalogue import GroupHandle
 from zipmoe.engine.record_errors import named_record_errors
 from zipmoe.errors import UnsupportedOperationError
@@ -35,8 +36,13 @@ STEP_ROWS_MAX = min(FUSED_ROWS_MAX[_native.gemv_instruction_set()], 64)
 class CacheBuffers(Protocol):
     """Keys and values of one layer: BF16 patterns [sequences, heads, capacity, head dimension]."""
 
-    key_words: npt.NDArray[np.uint16]
-    value_words: npt.NDArray[np.uint16]
+    @property
+    def key_words(self) -> npt.NDArray[np.uint16]:
+        """Keys."""
+
+    @property
+    def value_words(self) -> npt.NDArray[np.uint16]:
+        """Values."""
 
 
 class FusedCompute:
@@ -73,7 +79,9 @@ class FusedCompute:
         handle = engine._catalogue.dense_matrix(parameter)
         out = torch.empty((x.shape[0], handle.rows), dtype=torch.bfloat16)
         with engine._exclusive(), named_record_errors(engine._catalogue):
-            engine._native.multiply(handle.blocks, _words(x), _words(out), None if bias is None else _words(bias))
+            engine._native.multiply(
+                handle.blocks, bfloat16_words(x), bfloat16_words(out), None if bias is None else bfloat16_words(bias)
+            )
         return out
 
     def projection(self, parameter: str, bias: torch.Tensor | None) -> _native.DenseProjection:
@@ -84,7 +92,7 @@ class FusedCompute:
             bias: BF16 [rows], contiguous, read where it lies; or None.
         """
         handle = self._engine._catalogue.dense_matrix(parameter)
-        return _native.DenseProjection(handle.blocks, None if bias is None else _words(bias.detach()))
+        return _native.DenseProjection(handle.blocks, None if bias is None else bfloat16_words(bias.detach()))
 
     def is_one_record(self, parameter: str) -> bool:
         """Whether a packed dense matrix is small enough for one record, as ``feed_forward`` wants it."""
@@ -119,13 +127,13 @@ class FusedCompute:
             _native.attention_step(
                 engine._native,
                 layer,
-                _words(x.view(-1, hidden)),
-                _words(cosines),
-                _words(sines),
+                bfloat16_words(x.view(-1, hidden)),
+                bfloat16_words(cosines),
+                bfloat16_words(sines),
                 keys_and_values.key_words,
                 keys_and_values.value_words,
                 tokens,
-                _words(out.view(-1, hidden)),
+                bfloat16_words(out.view(-1, hidden)),
             )
         return out
 
@@ -143,7 +151,7 @@ class FusedCompute:
         engine = self._engine
         out = torch.empty((x.shape[0], columns), dtype=torch.bfloat16)
         with engine._exclusive(), named_record_errors(engine._catalogue):
-            _native.feed_forward_step(engine._native, network, _words(x), _words(out))
+            _native.feed_forward_step(engine._native, network, bfloat16_words(x), bfloat16_words(out))
         return out
 
     def expert(
@@ -168,7 +176,7 @@ class FusedCompute:
         with engine._exclusive():
             engine._require_handed_out(group, expert_id)
             with named_record_errors(engine._catalogue):
-                engine._native.feed_forward(group.records[expert_id], network, _words(x), _words(out))
+                engine._native.feed_forward(group.records[expert_id], network, bfloat16_words(x), bfloat16_words(out))
         return out
 
     def experts(
@@ -198,7 +206,9 @@ class FusedCompute:
         out = torch.empty_like(x)
         counts = list(tokens)
         with self._request(group, expert_ids, counts) as (records, begun):
-            self._engine._native.feed_forward_request(records, counts, network, _words(x), _words(out), begun)
+            self._engine._native.feed_forward_request(
+                records, counts, network, bfloat16_words(x), bfloat16_words(out), begun
+            )
         return out
 
     def sparse_layer(
@@ -232,7 +242,14 @@ class FusedCompute:
         counts = list(tokens)
         with self._request(group, expert_ids, counts) as (records, begun):
             self._engine._native.sparse_step(
-                records, counts, network, _words(x), positions.numpy(), weights.numpy(), _words(out), begun
+                records,
+                counts,
+                network,
+                bfloat16_words(x),
+                positions.numpy(),
+                weights.numpy(),
+                bfloat16_words(out),
+                begun,
             )
         return out
 
@@ -257,8 +274,3 @@ class FusedCompute:
             except BaseException:
                 engine._native.end_request()  # one that was begun early and not ended by the call
                 raise
-
-
-def _words(tensor: torch.Tensor) -> npt.NDArray[np.uint16]:
-    words: npt.NDArray[np.uint16] = tensor.view(torch.uint16).numpy()
-    return words

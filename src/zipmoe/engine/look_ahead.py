@@ -14,6 +14,10 @@ SPARED_SLOTS = 2
 """Of every size class: about what a disk reads while the attention of a layer is computed."""
 
 
+SLOTS_OF_OTHERS = 2
+"""Of every size class: fewer are not left for what is asked for (``kSlotsMin`` of the native core)."""
+
+
 class LookAhead:
     """Predictions for one engine with one pool of whole records.
 
@@ -26,9 +30,18 @@ class LookAhead:
     """
 
     def __init__(self, engine: Engine, slots: int = SPARED_SLOTS) -> None:
-        self.slots = slots
+        self._wanted = slots
         self._engine = engine
         engine._native.enable_look_ahead(slots)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Slots of each size class that the pool, as large as it is now, keeps for predictions."""
+        present = [slots for _, slots in self._engine._native.size_classes]
+        return tuple(
+            0 if slots >= shape.records else min(self._wanted, max(0, slots - SLOTS_OF_OTHERS))
+            for slots, shape in zip(present, self._engine._plan.size_classes, strict=True)
+        )
 
     def predict(self, group: GroupHandle, expert_ids: Sequence[int]) -> None:
         """What the request after the open one will ask for; if none is open or begun, the one after the next.

@@ -41,6 +41,7 @@ def tables_on_demand(
     place: str,
     budget: MemoryBudget,
     decode_threads: int | None = None,
+    pools: PoolSettings | PoolSlots | None = None,
 ) -> tuple[str, ...]:
     """The parameters of ``looked_up`` whose rows are read on demand.
 
@@ -50,6 +51,10 @@ def tables_on_demand(
         place: one of ``EMBEDDING_PLACES``.
         budget: of the run, before the engine reserves anything; is not changed.
         decode_threads: of the engine; None: one per core.
+        pools: of the engine; None: the single pool, or pools that are yet to be planned.
+
+    Raises:
+        InvalidArgumentError: the codec does not have these pools.
     """
     if place == "resident" or not looked_up:
         return ()
@@ -58,7 +63,8 @@ def tables_on_demand(
             free = reserve_all_but_pools(manifest, budget, ALL_RESIDENT, decode_threads).free_bytes
         except BudgetTooSmallError:
             return looked_up
-        if single_pool_holds_all(manifest, free):
+        fits = single_pool_holds_all(manifest, free) if pools is None else pools_bytes(manifest, pools) <= free
+        if fits:
             return ()
     return looked_up
 
@@ -83,10 +89,11 @@ def reserve_all_but_pools(
     return reserved
 
 
-def pools_bytes(manifest: Manifest, slots: PoolSlots) -> int:
+def pools_bytes(manifest: Manifest, pools: PoolSettings | PoolSlots) -> int:
     """Memory of these pools in every sparse layer, staging included."""
     separable = get_codec(manifest.codec.name).separable
-    return PoolMemoryPlan.of(manifest.expert_groups, PoolSettings(slots), separable=separable).wanted_bytes
+    settings = PoolSettings(pools) if isinstance(pools, PoolSlots) else pools
+    return PoolMemoryPlan.of(manifest.expert_groups, settings, separable=separable).wanted_bytes
 
 
 def single_pool_holds_all(manifest: Manifest, pool_bytes: int) -> bool:

@@ -24,7 +24,7 @@ from zipmoe.planning.device import DeviceProfile
 from zipmoe.planning.folder_plan import check_trace
 from zipmoe.planning.trace import RoutingTrace, read_trace
 from zipmoe.profiling.kept_traces import usable_kept_trace
-from zipmoe.profiling.profile_store import find_profile, look_up_profile
+from zipmoe.profiling.profile_store import look_up_profile, profile_command, refusal
 from zipmoe.simulation.budget_plan import BudgetPlan, PlanRequest, StepForecast, plan_for_budget
 from zipmoe.store.packed_folder import PackedFolder
 
@@ -41,6 +41,8 @@ class AutomaticPools:
     """None: the single pool."""
     notes: tuple[str, ...] = ()
     """Lines to tell a person once the engine is open."""
+    on_demand: tuple[str, ...] | None = None
+    """Tables whose rows are read on demand, as it was planned with; None where nothing was planned."""
 
 
 def automatic_pools(
@@ -60,7 +62,7 @@ def automatic_pools(
     """
     notes: list[str] = []
     trace, trace_name = _trace(folder, settings, notes.append)
-    profile = _profile(folder, notes.append)
+    profile = _profile(folder, settings, notes.append)
     if profile is None:
         return AutomaticPools(None, tuple(notes))
     first = measure_budget()  # refuses what is wrong with it
@@ -78,7 +80,7 @@ def automatic_pools(
             if plan is not None and plan.slots is not None and pools_bytes(folder.manifest, plan.slots) <= free:
                 measured = f"{profile.measured_at:%Y-%m-%d %H:%M}"
                 origin = f"pools planned with the profile of {measured} and {trace_name}: {_expected(plan.chosen)}"
-                return AutomaticPools(PoolSettings(plan.slots, origin=origin), tuple(notes))
+                return AutomaticPools(PoolSettings(plan.slots, origin=origin), tuple(notes), tables)
             plan = plan_for_budget(
                 PlanRequest(
                     folder.manifest,
@@ -93,7 +95,7 @@ def automatic_pools(
             )
             if plan.slots is None and plan.single_pool is not None:
                 notes.append(f"note: a single pool holds every expert: {_expected(plan.single_pool)}")
-                return AutomaticPools(None, tuple(notes))
+                return AutomaticPools(None, tuple(notes), tables)
         notes.append("note: the process grows while it is planned, so a single pool of experts is used")
     except (InvalidArgumentError, BudgetTooSmallError) as error:
         notes.append(f"note: no pools were planned, a single pool of experts is used: {error}")
@@ -117,11 +119,15 @@ def _trace(folder: PackedFolder, settings: ZipMoEConfig, note: _Note) -> tuple[R
     return None, "no trace (all experts alike)"
 
 
-def _profile(folder: PackedFolder, note: _Note) -> DeviceProfile | None:
-    if look_up_profile(folder) is None:
+def _profile(folder: PackedFolder, settings: ZipMoEConfig, note: _Note) -> DeviceProfile | None:
+    kept = look_up_profile(folder)
+    if kept is None:
         note(
             "note: this machine was not measured with this folder, so a single pool of experts is used; "
-            f"to plan the memory: zipmoe profile {folder.path}"
+            f"to plan the memory: {profile_command(folder.path, settings.cpus)}"
         )
         return None
-    return find_profile(folder, report=note)
+    if kept.doubts:
+        note(refusal(kept, folder.path, settings.cpus))
+        return None
+    return kept.profile

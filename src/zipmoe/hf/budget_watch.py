@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicLayer
 
 from zipmoe.engine.budget import KV_CACHE, WORKSPACE, workspace_bytes
 from zipmoe.engine.engine import Engine
@@ -19,8 +18,8 @@ from zipmoe.engine.kv_cache import kv_cache_bytes_per_token, recurrent_state_byt
 from zipmoe.engine.memory_usage import return_free_memory
 from zipmoe.engine.workspace import attention_bytes
 from zipmoe.errors import BudgetExceededError
-from zipmoe.hf.cache_room import capacity_for
-from zipmoe.hf.fused_attention import FusedAttention
+from zipmoe.hf.cache_room import has_room
+from zipmoe.hf.room_reservation import MissingRoom, RoomReservation, spare_bytes
 
 GROWTH_TOKENS = 256
 """The cache's reservation grows by this many tokens where they fit, so that not every token resizes the pool."""
@@ -29,16 +28,15 @@ _INPUTS = ("decoder_input_ids", "input_ids", "inputs_embeds", "decoder_inputs_em
 
 def watch_budget(model: nn.Module, engine: Engine) -> None:
     """Reserve with ``engine`` for every forward pass of ``model``, the model that a person calls, as it is now."""
-    native_attention = any(isinstance(module, FusedAttention) for module in model.modules())
-    watch = _BudgetWatch(getattr(model, "config", None), engine, native_attention)
+    watch = _BudgetWatch(getattr(model, "config", None), engine, RoomReservation(model))
     model.register_forward_pre_hook(watch.before_forward, with_kwargs=True)
 
 
 class _BudgetWatch:
-    def __init__(self, config: Any, engine: Engine, native_attention: bool) -> None:
+    def __init__(self, config: Any, engine: Engine, rooms: RoomReservation) -> None:
         self._config = config
         self._engine = engine
-        self._native_attention = native_attention
+        self._rooms = rooms
         self._token_bytes = kv_cache_bytes_per_token(config)
         self._state_bytes = recurrent_state_bytes(config)
         self._workspaces: dict[tuple[Any, ...], int] = {}
@@ -59,12 +57,17 @@ class _BudgetWatch:
                 held = 0  # counters at most
             tokens = _growth_tokens(static, len(layers)) if static else length
             grown = sequences * (tokens * self._token_bytes + (self._state_bytes if held == 0 else 0))
-            grows = [layer.get_seq_length() for layer in layers if type(layer) is DynamicLayer]
-            if length == 1 and self._native_attention and grows:
-                # A single token is written into memory with room for more behind it (cache_room.py).
-                room = capacity_for(max(grows) + 1)
-                grown = max(grown, sequences * room * self._token_bytes - held)
-            self._reserve_cache(held, grown)
+            missing = self._rooms.missing(caches, sequences, kwargs.get("attention_mask")) if length == 1 else None
+            growing = [layer for layer in layers if not (length == 1 and has_room(layer))]
+            if missing is not None:
+                others = held - missing.held_bytes
+                if len(growing) > len(missing.layers):
+                    others += max(0, grown - missing.token_bytes)
+                self._reserve_room(missing, others, sequences)
+            else:
+                # New tensors take the place of what the layers hold, room behind it included.
+                grown = max(0, grown - spare_bytes(growing)) if growing or not layers else 0
+                self._reserve_cache(held, grown)
 
     def _workspace_bytes(self, step_tokens: int, logit_rows: int) -> int:
         """``workspace_bytes``, remembered: every token asks the same, and configurations answer slowly."""
@@ -89,14 +92,39 @@ class _BudgetWatch:
         if needed != reserved:
             self._engine.account(WORKSPACE, needed)
 
+    def _reserve_room(self, missing: MissingRoom, others: int, sequences: int) -> None:
+        """Reserve for the room that a pass makes, and tell the cache how much it is: within the context that was
+        declared at the start no more than is reserved for that, beyond it what is wanted, or what is left.
+
+        Args:
+            missing: layers that get new buffers.
+            others: bytes of all else that will be cached.
+            sequences: that the declared context is for.
+        """
+        declared = (self._initial[KV_CACHE] // sequences - self._state_bytes) // self._token_bytes
+        capacity = min(missing.wanted, declared) if missing.fewest <= declared else missing.wanted
+        try:
+            self._grow(others + capacity * missing.token_bytes)
+        except BudgetExceededError:
+            left = self._engine.budget.reserved(KV_CACHE) - others
+            capacity = max(missing.fewest, left // missing.token_bytes)
+            self._grow(others + capacity * missing.token_bytes)
+        missing.promise(capacity)
+
+    def _grow(self, needed: int) -> None:
+        reserved = self._engine.budget.reserved(KV_CACHE)
+        if needed <= reserved:
+            return
+        try:
+            self._engine.account(KV_CACHE, max(needed, reserved + GROWTH_TOKENS * self._token_bytes))
+        except BudgetExceededError:
+            self._engine.account(KV_CACHE, needed)
+
     def _reserve_cache(self, held: int, grown: int) -> None:
         needed = held + grown
         initial, reserved = self._initial[KV_CACHE], self._engine.budget.reserved(KV_CACHE)
         if needed > reserved:
-            try:
-                self._engine.account(KV_CACHE, max(needed, reserved + GROWTH_TOKENS * self._token_bytes))
-            except BudgetExceededError:
-                self._engine.account(KV_CACHE, needed)
+            self._grow(needed)
         elif held == 0 and needed <= initial < reserved:  # a new sequence: the cache of the last one is gone
             self._engine.account(KV_CACHE, initial)
 

@@ -70,7 +70,8 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         io_backend: ``"threads"``, ``"uring"`` (io_uring) or ``"auto"``, as the engine's.
         decode_threads: threads that decode. Default: the engine's.
         cpus: CPUs that every thread of the process is kept on from loading on, torch's included, e.g. ``"0-3,6"`` or
-            ``[0, 1]``. Default: those that the process may use anyway.
+            ``[0, 1]``. Default: those that the process may use anyway. A profile is of a machine with as many cores as
+            they may use: ``taskset -c 0-3,6 zipmoe profile`` measures for it.
         pools: experts per sparse layer that are kept decoded (F), compressed (C), with their SM-chunks only (S) and
             with their E-chunks only (E), e.g. ``"F=0,C=12,S=8,E=0"``, or the engine's ``PoolSettings``; ``"plan"``:
             what the planner chooses for this budget with the kept profile of machine and folder. Default, and

@@ -38,11 +38,16 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
     place_threads(settings.cpus)
     pools = settings.pools
     notes: tuple[str, ...] = ()
+    on_demand: tuple[str, ...] | None = None
     if isinstance(pools, str):
         automatic = automatic_pools(model, folder, settings, lambda: _budget(model, folder, settings))
-        pools, notes = automatic.settings, automatic.notes
+        pools, notes, on_demand = automatic.settings, automatic.notes, automatic.on_demand
     budget = _budget(model, folder, settings)
-    looked_up = looked_up_matrices(model, folder.manifest)
+    if on_demand is None:
+        looked_up = looked_up_matrices(model, folder.manifest)
+        on_demand = tables_on_demand(
+            folder.manifest, looked_up, settings.embedding, budget, settings.decode_threads, pools
+        )
     engine = Engine(
         folder,
         budget,
@@ -57,9 +62,7 @@ def open_engine(model: Any, folder: PackedFolder, settings: ZipMoEConfig) -> Eng
         half_life_steps=settings.half_life_steps,
         pools=pools,
         fused=settings.resolved_mode() == "fast",
-        rows_on_demand=tables_on_demand(
-            folder.manifest, looked_up, settings.embedding, budget, settings.decode_threads
-        ),
+        rows_on_demand=on_demand,
     )
     for note in notes:
         sys.stderr.write(f"{note}\n")

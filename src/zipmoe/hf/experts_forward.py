@@ -47,6 +47,7 @@ class PackedInterfaceExperts(PackedExperts):
             for.
         """
         refuse_gradients(hidden_states)
+        refuse_gradients(top_k_weights)
         order = combine_order(experts_implementation(self.config))
         return _FORWARDS[order](self, hidden_states, top_k_index, top_k_weights)
 

@@ -1,4 +1,4 @@
-"""Which inputs the native core computes: few rows, as they lie in memory, of a run that wants results only."""
+"""What the native core computes with: few rows and weights, as they lie in memory, of a run that wants results only."""
 
 from __future__ import annotations
 
@@ -23,6 +23,20 @@ def few_rows(x: Any, columns: int) -> bool:
         and x.is_cpu
         and not records_gradients(x)
         and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def readable_weight(weight: torch.Tensor | None, dimensions: int) -> bool:
+    """Whether the native core reads a parameter where it lies: BF16, contiguous, of so many dimensions, no gradients.
+
+    None stands for one that something else has taken the place of (torch.nn.utils.parametrize, pruning).
+    """
+    return (
+        weight is not None
+        and weight.dim() == dimensions
+        and weight.dtype is torch.bfloat16
+        and weight.is_contiguous()
+        and not records_gradients(weight)
     )
 
 

@@ -16,7 +16,8 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from zipmoe import _native
-from zipmoe.engine.fused_compute import FusedCompute
+from zipmoe.engine.bfloat16_words import bfloat16_words
+from zipmoe.engine.fused_compute import STEP_ROWS_MAX, FusedCompute
 from zipmoe.hf.cache_room import CacheRoom
 from zipmoe.hf.few_rows import few_rows, records_gradients
 from zipmoe.hf.first_use import all_agree, same_formula
@@ -126,7 +127,7 @@ class FusedAttention(FusedModule):
             return self._attend(call), None
         held = call.cache_layer
         tokens = held.keys.shape[2]
-        room = CacheRoom(held.keys, held.values)
+        room = CacheRoom(held.keys, held.values, tokens + 1)
         fused = self._attend(call, room)
         keys, values = room.first(tokens + 1)
         output = super().forward(**kwargs)
@@ -162,15 +163,11 @@ class FusedAttention(FusedModule):
             not few_rows(hidden, native.columns)
             or hidden.dim() != 3
             or hidden.shape[1] != 1
-            or self.training
-            or not self._zipmoe_stands_for_own()
+            or not self._is_ready()
             or options.get("attention_mask") is not None
-            or type(cache) is not DynamicCache
-            or cache.offloading
+            or not is_plain(cache)
             or type(positions) is not tuple
             or len(positions) != 2
-            or attention_implementation(self.config) != "sdpa"
-            or not sdpa_is_transformers_own()
         ):
             return None
         for name, value in options.items():
@@ -180,10 +177,7 @@ class FusedAttention(FusedModule):
         layers = cache.layers
         layer: Any = layers[self.layer_idx] if self.layer_idx < len(layers) else None
         rows = hidden.shape[0]
-        if not _usable(layer, rows, native.heads):
-            return None
-        window = vars(self).get("sliding_window")
-        if window is not None and layer.keys.shape[2] + 1 > window:
+        if not self._takes(layer, rows, native.heads):
             return None
         if not (_angles(cosines, rows, native.heads[2]) and _angles(sines, rows, native.heads[2])):
             return None
@@ -193,6 +187,39 @@ class FusedAttention(FusedModule):
         if current is None:
             return None
         return _Call(current, hidden, cosines, sines, layer)
+
+    def zipmoe_makes_room(self, layer: Any, sequences: int) -> bool:
+        """Whether a token of each of ``sequences`` would be written behind what a cache's layer holds, if it comes
+        without a mask and with nothing that is asked for beside.
+        """
+        native = self._zipmoe_native
+        return (
+            native is not None
+            and native.checked
+            and 0 < sequences <= STEP_ROWS_MAX
+            and self._is_ready()
+            and self._takes(layer, sequences, native.heads)
+            and up_to_date(self, _native_attention) is not None
+        )
+
+    def _is_ready(self) -> bool:
+        """Whether the module is to compute, whatever it is given, what the native core computes."""
+        return (
+            not self.training
+            and self._zipmoe_stands_for_own()
+            and attention_implementation(self.config) == "sdpa"
+            and sdpa_is_transformers_own()
+        )
+
+    def _takes(self, layer: Any, rows: int, heads: tuple[int, int, int]) -> bool:
+        """Whether a cache's layer holds what the native core reads, all of which a token attends to."""
+        window = vars(self).get("sliding_window")
+        return _usable(layer, rows, heads) and (window is None or layer.keys.shape[2] + 1 <= window)
+
+
+def is_plain(cache: Any) -> bool:
+    """Whether a cache is the ordinary one, whose layers stay where they are."""
+    return type(cache) is DynamicCache and not cache.offloading
 
 
 _GIVEN = {"hidden_states", "position_embeddings", "attention_mask", *_CACHE_NAMES}
@@ -312,10 +339,14 @@ def _heads(module: Any, parts: list[Any]) -> tuple[int, int, int] | None:
 
 
 def _head_norm(module: Any, dimension: int) -> _native.HeadNorm | None:
-    """The norm of a head, also where there is none; None for one that the native core does not compute."""
+    """The norm of a head, also where there is none; None for one that the native core does not compute.
+
+    Where attention is made anew, the norm is the native core's by then: its formula was compared when it was fused, and
+    epsilon and weight are those of the moment.
+    """
     if module is None:
         return _native.HeadNorm()
     epsilon = norm_epsilon(module)
     if epsilon is None or tuple(module.weight.shape) != (dimension,) or not module.weight.is_contiguous():
         return None
-    return _native.HeadNorm(module.weight.detach().view(torch.uint16).numpy(), epsilon)
+    return _native.HeadNorm(bfloat16_words(module.weight.detach()), epsilon)

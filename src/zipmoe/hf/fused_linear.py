@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.hf.few_rows import few_rows, records_gradients
+from zipmoe.engine.bfloat16_words import bfloat16_words
+from zipmoe.hf.few_rows import few_rows, readable_weight
 from zipmoe.hf.fused_module import FusedModule, fuse
 
 _WEIGHTS_MAX = 1 << 20
@@ -27,33 +28,26 @@ class FusedLinear(FusedModule):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``input`` (..., in_features) to (..., out_features)."""
         parameters: dict[str, Any] = self._parameters
-        weight, bias = parameters.get("weight"), parameters.get("bias")
+        weight: Any = parameters.get("weight")
+        bias: Any = parameters.get("bias")
         if (
             not few_rows(input, self.in_features)
-            or weight is None  # something else has taken its place (torch.nn.utils.parametrize, pruning)
-            or weight.dtype is not torch.bfloat16
-            or not weight.is_contiguous()
+            or not readable_weight(weight, 2)
             or weight.shape != (self.out_features, self.in_features)
-            or records_gradients(weight)
             or (bias is None and getattr(self, "bias", None) is not None)
-            or (bias is not None and (bias.dtype is not torch.bfloat16 or not bias.is_contiguous()))
-            or records_gradients(bias)
+            or (bias is not None and not readable_weight(bias, 1))
             or not self._zipmoe_stands_for_own()
         ):
             output: torch.Tensor = super().forward(input)
             return output
         out = torch.empty((*input.shape[:-1], self.out_features), dtype=torch.bfloat16)
         _native.small_linear(
-            _words(weight),
-            _words(input.view(-1, self.in_features)),
-            _words(out.view(-1, self.out_features)),
-            None if bias is None else _words(bias),
+            bfloat16_words(weight.detach()),
+            bfloat16_words(input.detach().view(-1, self.in_features)),
+            bfloat16_words(out.view(-1, self.out_features)),
+            None if bias is None else bfloat16_words(bias.detach()),
         )
         return out
-
-
-def _words(tensor: torch.Tensor) -> Any:
-    return tensor.detach().view(torch.uint16).numpy()
 
 
 def fuse_linear(module: Any) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from zipmoe import _native
-from zipmoe.hf.few_rows import few_rows, records_gradients
+from zipmoe.engine.bfloat16_words import bfloat16_words
+from zipmoe.hf.few_rows import few_rows, readable_weight
 from zipmoe.hf.fused_module import FusedModule, fuse
 
 _EPSILON_NAMES = ("variance_epsilon", "eps", "epsilon")
@@ -26,12 +27,8 @@ class FusedNorm(FusedModule):
         weight: Any = self._parameters.get("weight")
         epsilon: Any = vars(self).get(self._zipmoe_epsilon_name)
         if (
-            weight is None
-            or weight.dim() != 1
+            not readable_weight(weight, 1)
             or not few_rows(x, len(weight))
-            or weight.dtype is not torch.bfloat16
-            or not weight.is_contiguous()
-            or records_gradients(weight)
             or type(epsilon) is not float
             or not self._zipmoe_stands_for_own()
         ):
@@ -40,10 +37,10 @@ class FusedNorm(FusedModule):
         out = torch.empty_like(x)
         shape = (-1, len(weight))
         _native.rms_norm(
-            x.detach().view(torch.uint16).view(shape).numpy(),
-            weight.detach().view(torch.uint16).numpy(),
+            bfloat16_words(x.detach().view(shape)),
+            bfloat16_words(weight.detach()),
             epsilon,
-            out.view(torch.uint16).view(shape).numpy(),
+            bfloat16_words(out.view(shape)),
         )
         return out
 
@@ -71,8 +68,8 @@ def norm_epsilon(module: Any) -> float | None:
             return None  # it wants more than these values
     if not isinstance(expected, torch.Tensor) or expected.shape != probe.shape or expected.dtype is not torch.bfloat16:
         return None
-    words = weight.detach().contiguous().view(torch.uint16).numpy()
-    _native.rms_norm(probe.view(torch.uint16).numpy(), words, epsilon, found.view(torch.uint16).numpy())
+    words = bfloat16_words(weight.detach().contiguous())
+    _native.rms_norm(bfloat16_words(probe), words, epsilon, bfloat16_words(found))
     # The family rounds before it multiplies with the weight, too.
     close = (found.double() - expected.double()).abs() <= 2 * _ONE_STEP * expected.double().abs()
     return epsilon if bool(close.all()) else None

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from zipmoe import _native
-from zipmoe.hf.few_rows import few_rows, records_gradients
+from zipmoe.engine.bfloat16_words import bfloat16_words
+from zipmoe.hf.few_rows import few_rows, readable_weight
 from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.mentioned_names import mentioned_names
 
@@ -58,13 +59,9 @@ class FusedRouter(FusedModule):
         native = self._zipmoe_native
         if (
             native is None
-            or weight is None
-            or weight.dim() != 2
+            or not readable_weight(weight, 2)
             or not few_rows(x, weight.shape[1])
             or not (x.dim() == 2 or native.any_shape)
-            or weight.dtype is not torch.bfloat16
-            or not weight.is_contiguous()
-            or records_gradients(weight)
             or self.training
             or not self._zipmoe_stands_for_own()
         ):
@@ -97,9 +94,9 @@ def routed(formula: _native.RouterFormula, x: torch.Tensor, weight: torch.Tensor
     ids = torch.empty((rows.shape[0], formula.top_k), dtype=torch.int64)
     _native.route(
         formula,
-        rows.view(torch.uint16).numpy(),
-        weight.view(torch.uint16).numpy(),
-        logits.view(torch.uint16).numpy(),
+        bfloat16_words(rows),
+        bfloat16_words(weight),
+        bfloat16_words(logits),
         weights.numpy(),
         ids.numpy(),
     )

@@ -44,7 +44,7 @@ def fuse_steps(model: Any) -> None:
     modules = list(model.modules())
     blocks = [module for module in modules if any(isinstance(child, PackedExperts) for child in module.children())]
     for module in modules:
-        # Attention looks at its norms, which must still be the family's own.
+        # Attention compares its norms with the native core's: with the family's code, not with what takes its place.
         fuse_attention(module)
         fuse_feed_forward(module)
     for module in modules:

@@ -112,4 +112,6 @@ class LookAheadChain:
         if self.watched == 0 or (self.seen > 0 and self._found < 2):
             return "no look-ahead, as this model's routers cannot be asked early"
         layers = "" if self.seen == 0 else f" in {self._found - 1} layers"
-        return f"look-ahead to the next layer's experts{layers}, {self._look_ahead.slots} slots kept for it"
+        fewest, most = min(self._look_ahead.slots), max(self._look_ahead.slots)
+        kept = f"{most} slot{'' if most == 1 else 's'}" if fewest == most else f"{fewest} to {most} slots"
+        return f"look-ahead to the next layer's experts{layers}, {kept} kept for it"

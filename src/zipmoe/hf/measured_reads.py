@@ -11,7 +11,8 @@ from zipmoe.store.packed_folder import PackedFolder
 def measured_reads(folder: PackedFolder, settings: ZipMoEConfig) -> MeasuredReads | None:
     """What the engine shall take where the caller chose nothing.
 
-    None without a profile that may be used here, and for reads through the page cache, of which nothing was measured.
+    None without a profile that may be used here, and for reads through the page cache, of which nothing was measured. A
+    process that is kept on some CPUs needs one that was measured on as many (``taskset -c``).
     """
     if settings.io_mode != "auto" or settings.io_threads is not None or settings.io_depth is not None:
         return None

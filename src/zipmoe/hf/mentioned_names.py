@@ -1,8 +1,9 @@
 """What the ``forward`` of a class mentions: the names in its code, also those that ``getattr`` is given as strings.
 
 The comparison at the first use cannot see what happens only later, such as values that are clamped where they are
-large, or scores whose scale grows with the position. Code that does such things has names for them: so a module is
-computed by the native core only if its code mentions nothing but what the native core knows.
+large, or scores whose scale grows with the position. Code that does such things has names for them: so attention,
+feed-forward networks and routers are computed by the native core only if their code mentions nothing but what the
+native core knows. Norms need no names: they are compared before their first use, on values of every size.
 """
 
 from __future__ import annotations

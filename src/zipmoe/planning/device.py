@@ -120,7 +120,7 @@ class DeviceProfile:
     """One small torch operation, called from Python."""
     fused_bytes_per_second: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Per codec with kernels on its packed form: packed bytes per second that a product goes through on all cores.
-    Entry t-1: on t tokens; on more tokens than entries, a product decodes first."""
+    Entry t-1: on t tokens, up to as many as the kernels are used for; on more, a product decodes first."""
     unpacked_bytes_per_second: tuple[float, ...] = ()
     """The same kernels on BF16, as the mode ``fast`` multiplies experts of the pool F; known if the above are."""
     best_concurrent_reads: Mapping[str, int] = field(default_factory=dict)

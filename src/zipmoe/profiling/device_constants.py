@@ -14,7 +14,7 @@ from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.device import DeviceProfile
 from zipmoe.profiling.concurrent_read_probes import CONCURRENT_READS, STEADY_SPREAD, best_number
 from zipmoe.profiling.estimate import Estimate
-from zipmoe.profiling.fused_probes import FUSED_TOKENS, UNPACKED
+from zipmoe.profiling.fused_probes import FUSED_TOKENS, FUSED_TOKENS_KNOWN, UNPACKED
 from zipmoe.profiling.report import ProfileReport, ReadRate
 
 
@@ -22,9 +22,8 @@ def device_profile(report: ProfileReport) -> DeviceProfile:
     """The constants of ``report``'s machine, disk and experts.
 
     Disk rates are those of direct reads (buffered ones where there are none) with as many at a time as the engine then
-    keeps under way; times for
-    numbers of tokens between those measured are interpolated linearly. Experts are decoded and executed by the cores
-    that were measured: they are shared.
+    keeps under way; times for numbers of tokens between those measured are interpolated linearly. Experts are decoded
+    and executed by the cores that were measured: they are shared.
 
     Raises:
         InvalidArgumentError: something that the planner needs was left out for lack of time.
@@ -119,11 +118,13 @@ def disk_rates(reads: list[ReadRate], engine_depth: int) -> dict[int, float]:
 
 
 def fused_rates(report: ProfileReport, form: str) -> tuple[float, ...]:
-    """Bytes of this form per second, for every number of tokens from 1 to the largest that was measured."""
+    """Bytes of this form per second, for every number of tokens from 1 to the largest that the kernels are used for."""
     times = [time for time in report.fused if time.form == form]
     if not times:
         return ()
     seconds = _interpolated({time.tokens: time.seconds.median for time in times})
+    per_token = seconds[-1] / len(seconds)
+    seconds += tuple(per_token * tokens for tokens in range(len(seconds) + 1, FUSED_TOKENS_KNOWN + 1))
     return tuple(times[0].expert_bytes / value for value in seconds)
 
 

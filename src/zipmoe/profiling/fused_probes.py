@@ -27,6 +27,9 @@ FUSED_TOKENS = tuple(
     tokens for tokens in (1, 2, 3, 4, 8, 16, 64) if tokens <= FUSED_ROWS_MAX[_native.gemv_instruction_set()]
 )
 """Numbers of tokens that are measured; times between them are interpolated."""
+_FORECAST_TOKENS = 512
+FUSED_TOKENS_KNOWN = min(FUSED_ROWS_MAX[_native.gemv_instruction_set()], _FORECAST_TOKENS)
+"""Up to this many the kernels are used, as far as anybody asks; beyond those measured time grows with the tokens."""
 
 Matrix = tuple[npt.NDArray[np.uint8] | npt.NDArray[np.uint16], int, int, None]
 """Section or BF16 patterns (flat), rows, columns, no bias."""

@@ -11,12 +11,13 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from zipmoe.engine.cpu_affinity import describe_cpus
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.planning.device import DEFAULT_MAXIMUM_AGE, DeviceProfile, DeviceProfileError, HostFingerprint
 from zipmoe.profiling.device_constants import device_profile
@@ -211,7 +212,18 @@ def find_profile(
     return kept.profile
 
 
-def refusal(kept: KeptProfile, folder: Path) -> str:
-    """One line: which profile is not used, why, and what to do."""
-    reasons = "; ".join(kept.doubts)
-    return f"note: the kept profile {str(kept.path)!r} is not used: {reasons}; measure again: zipmoe profile {folder}"
+def refusal(kept: KeptProfile, folder: Path, cpus: Collection[int] | None = None) -> str:
+    """One line: which profile is not used, why, and what to do; ``cpus``: see ``profile_command``."""
+    reasons, command = "; ".join(kept.doubts), profile_command(folder, cpus)
+    return f"note: the kept profile {str(kept.path)!r} is not used: {reasons}; measure again: {command}"
+
+
+def profile_command(folder: Path, cpus: Collection[int] | None = None) -> str:
+    """The command that measures for a folder.
+
+    Args:
+        folder: the packed model.
+        cpus: that a run is kept on; measurements are of a machine with as many cores as they may use. None: all.
+    """
+    command = f"zipmoe profile {folder}"
+    return command if cpus is None else f"taskset -c {describe_cpus(cpus)} {command}"

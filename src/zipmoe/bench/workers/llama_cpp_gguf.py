@@ -119,7 +119,7 @@ class Model:
 
 def work(job: dict[str, Any], say: Any) -> None:
     """Load and generate."""
-    os.environ.pop("OMP_WAIT_POLICY", None)  # what the zipmoe command sets for itself
+    os.environ.pop("OMP_WAIT_POLICY", None)  # what importing zipmoe sets, and processes inherit
     library = importlib.import_module("llama_cpp")
 
     def log(level: int, text: bytes, _: Any) -> None:

@@ -21,7 +21,10 @@ def work(job: Job, reporter: Reporter) -> None:
     torch.set_num_threads(job.threads)
     bytes_before, began = storage_read_bytes(), time.perf_counter()
     settings = zipmoe.ZipMoEConfig(
-        memory=job.memory_bytes, mode=job.settings.get("mode"), context_tokens=job.largest_context_tokens
+        memory=job.memory_bytes,
+        mode=job.settings.get("mode"),
+        context_tokens=job.largest_context_tokens,
+        decode_threads=job.threads,
     )
     model = zipmoe.load(job.model, quantization_config=settings)
     statistics = model.zipmoe_engine.statistics

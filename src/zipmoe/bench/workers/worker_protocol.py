@@ -20,8 +20,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def let_openmp_wait(*, passively: bool) -> None:
-    """How torch's threads wait between products, before torch is imported: as the ``zipmoe`` command has it for ZipMoE,
-    and as everybody else finds it for the others (the benchmark itself may run under that command).
+    """How torch's threads wait between products, before torch is imported: as importing ``zipmoe`` has it for ZipMoE,
+    and as everybody else finds it for the others (the benchmark has imported ``zipmoe``, and workers inherit that).
     """
     if passively:
         os.environ["OMP_WAIT_POLICY"] = "passive"
