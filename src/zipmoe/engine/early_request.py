@@ -16,8 +16,8 @@ class EarlyRequest:
 
     It does not hold the engine: dense matrices may be used meanwhile, by any thread. The next request takes it over if
     it is the same one. Any other request, a change of the pools' sizes and ``Engine.close`` end it first; then it
-    counts neither as a request nor as hits and misses, only its reads were made. So it needs no end of its own: whoever
-    began it may fail on the way.
+    counts neither as a request nor as hits and misses; only its reads were made, and the pool's policy has counted its
+    experts. So it needs no end of its own: whoever began it may fail on the way.
     """
 
     def __init__(self, engine: Engine) -> None:
