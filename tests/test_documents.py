@@ -38,9 +38,10 @@ def test_format_names_every_field_of_the_manifest() -> None:
 
 @pytest.mark.parametrize("command", ["pack", "inspect", "verify", "run", "bench"])
 def test_readme_shows_options_that_exist(command: str) -> None:
-    (line,) = re.findall(rf"^\| `zipmoe {command} (.*?)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    lines = re.findall(rf"^\| `zipmoe {command} (.*?)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     group = typer.main.get_command(app)
-    known = {option for parameter in group.commands[command].params for option in parameter.opts}  # type: ignore[attr-defined]
-    shown = set(re.findall(r"--[a-z-]+", line))
+    parameters = group.commands[command].params  # type: ignore[attr-defined]
+    known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+    shown = set(re.findall(r"--[a-z-]+", " ".join(lines)))
     assert shown
     assert shown - known == set()
