@@ -1,9 +1,7 @@
 #include "compute/gemv.hpp"
 
-#include <algorithm>
-#include <stdexcept>
-
 #include "compute/bfloat16.hpp"
+#include "compute/joint_gemv.hpp"
 #include "compute/row_tasks.hpp"
 
 namespace zipmoe {
@@ -38,14 +36,8 @@ void gemv_rows(const Projection& projection, const TokenInputs& inputs, const Ge
 
 void gemv(const Projection& projection, const TokenInputs& inputs, const GemvOutput& output, ComputeThreads& threads,
           const simd::GemvKernels& kernels) {
-  const MatrixShape shape = projection.matrix.shape();
-  if (inputs.columns() != shape.columns) throw std::invalid_argument("the inputs do not have the matrix's columns");
-  const uint64_t rows = rows_per_task(projection.matrix.group_bytes(), inputs.tokens());
-  const uint64_t tasks = (shape.rows + rows - 1) / rows;
-  threads.run(static_cast<uint32_t>(tasks), [&](uint32_t task) {
-    const uint64_t begin = task * rows;
-    gemv_rows(projection, inputs, output, begin, std::min(begin + rows, shape.rows), kernels);
-  });
+  const JointProduct product{projection, output};
+  joint_gemv({&product, 1}, inputs, threads, kernels);
 }
 
 }  // namespace zipmoe

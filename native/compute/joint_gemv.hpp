@@ -11,7 +11,7 @@ struct JointProduct {
   GemvOutput output;
 };
 
-// Each product as gemv() gives it, the same bits. Throws std::invalid_argument unless the inputs have as many columns
+// The same bits as one by one. Throws std::invalid_argument unless the inputs have as many columns
 // as every matrix.
 void joint_gemv(std::span<const JointProduct> products, const TokenInputs& inputs, ComputeThreads& threads,
                 const simd::GemvKernels& kernels);
