@@ -6,6 +6,7 @@
 
 #include "compute/activation.hpp"
 #include "compute/bfloat16.hpp"
+#include "compute/lane_sums.hpp"
 
 namespace zipmoe {
 namespace {
@@ -46,7 +47,7 @@ class HeadGroup {
                       .scale = shape_.scale,
                       .scores = weights.data()});
       exponentials_of_scores(weights.data(), weights.size());
-      const float sum = sum_in_lanes(weights);
+      const float sum = sum_in_lanes(weights.size(), [&](uint64_t position) { return weights[position]; });
       kernels.mix({.values = cache_.values + cache_offset(),
                    .positions = positions,
                    .head_dimension = size,
@@ -74,17 +75,6 @@ class HeadGroup {
       out[i] = first * bfloat16_to_float(cosines[i]) - second * bfloat16_to_float(sines[i]);
       out[half + i] = second * bfloat16_to_float(cosines[half + i]) + first * bfloat16_to_float(sines[half + i]);
     }
-  }
-
-  static float sum_in_lanes(const std::vector<float>& values) {
-    constexpr uint64_t lanes = 8;  // the compiler makes vectors of them
-    float sums[lanes] = {};
-    uint64_t i = 0;
-    for (; i + lanes <= values.size(); i += lanes) {
-      for (uint64_t lane = 0; lane < lanes; ++lane) sums[lane] += values[i + lane];
-    }
-    for (uint64_t lane = 0; i < values.size(); ++i, ++lane) sums[lane] += values[i];
-    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
   }
 
   const AttentionShape& shape_;

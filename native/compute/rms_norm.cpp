@@ -4,29 +4,12 @@
 #include <vector>
 
 #include "compute/bfloat16.hpp"
+#include "compute/lane_sums.hpp"
 
 namespace zipmoe {
-namespace {
-
-constexpr uint64_t kLanes = 8;  // partial sums; the compiler makes vectors of them
-
-float sum_of_squares(const float* x, uint64_t size) {
-  float lanes[kLanes] = {};
-  uint64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    for (uint64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += x[i + lane] * x[i + lane];
-  }
-  for (uint64_t lane = 0; i < size; ++i, ++lane) lanes[lane] += x[i] * x[i];
-  for (uint64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (uint64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
-}
-
-}  // namespace
-
 void RmsNorm::apply(const float* x, uint64_t size, float* out) const {
-  const float scale = 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + epsilon);
+  const float squares = sum_in_lanes(size, [&](uint64_t i) { return x[i] * x[i]; });
+  const float scale = 1.0f / std::sqrt(squares / static_cast<float>(size) + epsilon);
   for (uint64_t i = 0; i < size; ++i) out[i] = x[i] * scale * bfloat16_to_float(weight[i]);
 }
 
