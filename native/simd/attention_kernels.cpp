@@ -1,6 +1,7 @@
 #include "simd/attention_kernels.hpp"
 
 #include "simd/instruction_set.hpp"
+#include "simd/kernel_choice.hpp"
 
 namespace zipmoe::simd {
 
@@ -9,18 +10,11 @@ const AttentionKernels& attention_kernels(InstructionSet instruction_set) noexce
 #if defined(__x86_64__)
   static constexpr AttentionKernels avx2 = {attention_scores_avx2, attention_mix_avx2};
   static constexpr AttentionKernels avx512 = {attention_scores_avx512, attention_mix_avx512};
-  switch (instruction_set) {
-    case InstructionSet::scalar:
-      return scalar;
-    case InstructionSet::avx2:
-      return avx2;
-    case InstructionSet::avx512:
-      return avx512;
-  }
+  return kernels_of(instruction_set, scalar, avx2, avx512);
 #else
   (void)instruction_set;
-#endif
   return scalar;
+#endif
 }
 
 }  // namespace zipmoe::simd

@@ -1,6 +1,7 @@
 #include "simd/gemv_kernels.hpp"
 
 #include "simd/instruction_set.hpp"
+#include "simd/kernel_choice.hpp"
 
 namespace zipmoe::simd {
 
@@ -19,18 +20,11 @@ const GemvKernels& gemv_kernels(InstructionSet instruction_set) noexcept {
 #if defined(__x86_64__)
   static constexpr GemvKernels avx2 = {fx3_gemv_avx2, bfloat16_gemv_avx2, fx3_gemm_avx2, bfloat16_gemm_avx2};
   static constexpr GemvKernels avx512 = {fx3_gemv_avx512, bfloat16_gemv_avx512, fx3_gemm_avx512, bfloat16_gemm_avx512};
-  switch (gemv_instruction_set(instruction_set)) {
-    case InstructionSet::scalar:
-      return scalar;
-    case InstructionSet::avx2:
-      return avx2;
-    case InstructionSet::avx512:
-      return avx512;
-  }
+  return kernels_of(gemv_instruction_set(instruction_set), scalar, avx2, avx512);
 #else
   (void)instruction_set;
-#endif
   return scalar;
+#endif
 }
 
 }  // namespace zipmoe::simd

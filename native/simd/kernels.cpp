@@ -1,6 +1,7 @@
 #include "simd/kernels.hpp"
 
 #include "simd/instruction_set.hpp"
+#include "simd/kernel_choice.hpp"
 
 namespace zipmoe::simd {
 
@@ -9,18 +10,11 @@ const Kernels& kernels(InstructionSet instruction_set) {
 #if defined(__x86_64__)
   static constexpr Kernels avx2 = {fx3_decode_avx2, recombine_avx2};
   static constexpr Kernels avx512 = {fx3_decode_avx512, recombine_avx512};
-  switch (instruction_set) {
-    case InstructionSet::scalar:
-      return scalar;
-    case InstructionSet::avx2:
-      return avx2;
-    case InstructionSet::avx512:
-      return avx512;
-  }
+  return kernels_of(instruction_set, scalar, avx2, avx512);
 #else
   (void)instruction_set;
-#endif
   return scalar;
+#endif
 }
 
 }  // namespace zipmoe::simd
