@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import zipmoe  # before torch, whose threads then sleep between products
+
+# isort: split
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import logging as transformers_logging
 
-import zipmoe
 from zipmoe.cli.main import main as zipmoe_command
 from zipmoe.cli.token_stream import TokenStream
 from zipmoe.engine.budget import DENSE, EXPERT_POOL
