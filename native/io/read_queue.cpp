@@ -93,33 +93,37 @@ std::optional<ReadChunk> ReadQueue::try_take() {
   return take_first();
 }
 
-std::optional<FinishedRead> ReadQueue::finish(const ReadChunk& chunk, const ReadOutcome& outcome) {
+std::optional<FinishedRead> ReadQueue::finish(const ReadChunk& chunk, const ReadOutcome& outcome,
+                                              Clock::time_point arrived) {
   Pending& pending = *chunk.pending_;
   bool idle = false;
+  bool turned_away = false;
   {
     std::lock_guard lock(mutex_);
     pending.bytes += outcome.bytes;
     pending.carried_out = pending.carried_out || !chunk.skip();
     if (pending.error_number == 0) pending.error_number = outcome.error_number;
+    pending.end = std::max(pending.end, arrived);
+    last_arrival_ = std::max(last_arrival_, arrived);
     if (--pending.chunks_under_way > 0 || !pending.all_taken()) return std::nullopt;
     if (pending.background) {
       std::erase(background_, chunk.pending_);
     } else {
       idle = --foreground_ == 0 && !background_.empty();
+      if (idle) turned_away = std::exchange(turned_away_, false);
     }
-    const Clock::time_point now = Clock::now();
     if (pending.carried_out) {
-      const double latency = seconds_between(pending.begin, now);
+      const double latency = seconds_between(pending.begin, pending.end);
       counters_.reads += 1;
       counters_.bytes += pending.bytes;
       counters_.latency_seconds += latency;
       counters_.longest_seconds = std::max(counters_.longest_seconds, latency);
     }
-    if (--outstanding_ == 0) counters_.busy_seconds += seconds_between(busy_since_, now);
+    if (--outstanding_ == 0) counters_.busy_seconds += seconds_between(busy_since_, last_arrival_);
   }
   if (idle) work_available_.notify_all();
   room_available_.notify_one();
-  return FinishedRead{pending.job.sink, {pending.job.tag, pending.bytes, pending.error_number}};
+  return FinishedRead{pending.job.sink, {pending.job.tag, pending.bytes, pending.error_number}, turned_away};
 }
 
 void ReadQueue::cancel() noexcept {

@@ -2,22 +2,25 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <vector>
 
-#include "codec/checksum.hpp"
+#include "codec/arriving_checksum.hpp"
 
 namespace zipmoe {
 namespace {
 
-// Gives each read a slot of the memory, which is free again when the read is complete.
+// Gives each read a slot of the memory, which is free again when the read is complete. Checksums are computed while the
+// bytes arrive.
 class SlotSink final : public ReadSink {
  public:
   SlotSink(std::span<uint8_t> memory, uint64_t length, bool checksums)
       : memory_(memory), length_(length), checksums_(checksums) {
     for (uint64_t slot = 0; slot < memory.size() / length; ++slot) free_.push_back(slot);
     slots_ = free_.size();
+    arriving_.resize(checksums ? slots_ : 0);
   }
 
   uint8_t* place(uint64_t slot) const { return memory_.data() + slot * length_; }
@@ -27,6 +30,7 @@ class SlotSink final : public ReadSink {
     completed_.wait(lock, [this] { return !free_.empty(); });
     const uint64_t slot = free_.back();
     free_.pop_back();
+    if (checksums_) arriving_[slot] = std::make_unique<ArrivingChecksum>(place(slot), length_);
     return slot;
   }
 
@@ -35,8 +39,13 @@ class SlotSink final : public ReadSink {
     completed_.wait(lock, [this] { return free_.size() == slots_; });
   }
 
+  void chunk_read(uint64_t tag, uint64_t begin, uint64_t length) noexcept override {
+    if (checksums_) arriving_[tag]->arrived(begin, begin + length);
+  }
+
   void read_completed(const ReadCompletion& completion) noexcept override {
-    const uint64_t checksum = checksums_ ? xxh3_64({place(completion.tag), completion.bytes}) : 0;
+    const bool whole = completion.error_number == 0 && completion.bytes == length_;
+    const uint64_t checksum = checksums_ && whole ? arriving_[completion.tag]->finish() : 0;
     // The lock is kept: afterwards this object may be gone.
     std::lock_guard lock(mutex_);
     checksum_ ^= checksum;
@@ -56,6 +65,7 @@ class SlotSink final : public ReadSink {
   std::mutex mutex_;
   std::condition_variable completed_;
   std::vector<uint64_t> free_;
+  std::vector<std::unique_ptr<ArrivingChecksum>> arriving_;  // by slot
   uint64_t slots_ = 0;
   uint64_t bytes_ = 0;
   uint64_t checksum_ = 0;

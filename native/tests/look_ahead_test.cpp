@@ -37,7 +37,8 @@ struct QueueOfReads {
   }
   std::optional<FinishedRead> finish(size_t index, int error_number = 0) {
     return queue.finish(taken.at(index),
-                        {.bytes = error_number == 0 ? taken[index].length() : 0, .error_number = error_number});
+                        {.bytes = error_number == 0 ? taken[index].length() : 0, .error_number = error_number},
+                        std::chrono::steady_clock::now());
   }
 
   uint8_t byte = 0;

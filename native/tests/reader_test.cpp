@@ -74,6 +74,36 @@ class CollectingSink final : public ReadSink {
   std::vector<ReadCompletion> completions_;
 };
 
+// Also keeps what it is told of chunks.
+class ChunkSink final : public ReadSink {
+ public:
+  using Range = std::pair<uint64_t, uint64_t>;  // begin and length
+
+  void chunk_read(uint64_t tag, uint64_t begin, uint64_t length) noexcept override {
+    std::lock_guard lock(mutex_);
+    CHECK(!completed_.contains(tag));
+    chunks_[tag].insert({begin, length});
+  }
+  void read_completed(const ReadCompletion& completion) noexcept override {
+    {
+      std::lock_guard lock(mutex_);
+      completed_.insert(completion.tag);
+    }
+    completions_.read_completed(completion);
+  }
+  std::map<uint64_t, std::multiset<Range>> wait_for(size_t reads) {
+    completions_.wait_for(reads);
+    std::lock_guard lock(mutex_);
+    return chunks_;
+  }
+
+ private:
+  CollectingSink completions_;
+  std::mutex mutex_;
+  std::set<uint64_t> completed_;
+  std::map<uint64_t, std::multiset<Range>> chunks_;  // by tag
+};
+
 // One way of reading, and how it is told what the tests vary.
 struct Backend {
   std::string label;
@@ -173,6 +203,27 @@ void test_a_read_goes_to_two_places(const Backend& backend) {
     CHECK(std::memcmp(buffer.data(), bytes.data() + 4 * kPage, 5 * kPage) == 0);
     CHECK(std::all_of(buffer.data() + 5 * kPage, buffer.data() + 10 * kPage, [](uint8_t byte) { return byte == 0; }));
   }
+}
+
+void test_sinks_hear_of_every_chunk_before_the_read_is_complete(const Backend& backend) {
+  TemporaryFolder folder;
+  write_file(folder.file("a"), random_bytes(12 * kPage + 100, 3));
+  AlignedBuffer buffer(64 * kPage);
+  const auto reader = backend.open(folder.file("a"), 3, 2 * kPage, 4, buffer);
+  ChunkSink sink;
+  uint8_t* const memory = buffer.data();
+  reader->submit({0, 0, 5 * kPage, memory, 0, &sink});
+  reader->submit({0, kPage, 5 * kPage, memory + 8 * kPage, 1, &sink, 3 * kPage, memory + 16 * kPage});
+  reader->submit({0, 9 * kPage, 8 * kPage, memory + 24 * kPage, 2, &sink});  // beyond the end
+  ReadJob background{0, 0, 3 * kPage, memory + 32 * kPage, 3, &sink};
+  background.background = true;
+  reader->submit(background);
+  const auto chunks = sink.wait_for(4);
+  using Chunks = std::multiset<ChunkSink::Range>;
+  CHECK(chunks.at(0) == Chunks({{0, 2 * kPage}, {2 * kPage, 2 * kPage}, {4 * kPage, kPage}}));
+  CHECK(chunks.at(1) == Chunks({{0, 2 * kPage}, {2 * kPage, kPage}, {3 * kPage, 2 * kPage}}));
+  CHECK(chunks.at(2) == Chunks({{0, 2 * kPage}}));  // of the next one, some bytes came
+  CHECK(chunks.at(3) == Chunks({{0, 2 * kPage}, {2 * kPage, kPage}}));
 }
 
 void test_many_more_reads_than_the_queue_is_deep(const Backend& backend) {
@@ -334,6 +385,7 @@ void run_all() {
     std::printf("reader_test: %s\n", backend.label.c_str());
     test_reads_are_cut_into_blocks_and_completed_once(backend);
     test_a_read_goes_to_two_places(backend);
+    test_sinks_hear_of_every_chunk_before_the_read_is_complete(backend);
     test_many_more_reads_than_the_queue_is_deep(backend);
     test_a_file_that_ends_too_early(backend);
     test_an_error_of_a_read_is_its_own(backend);
