@@ -18,8 +18,11 @@ double seconds_between(std::chrono::steady_clock::time_point begin, std::chrono:
 
 }  // namespace
 
-ReadQueue::ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity)
-    : files_(files), chunk_bytes_(chunk_bytes), capacity_(capacity) {
+ReadQueue::ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity, uint64_t least_chunk_bytes)
+    : files_(files),
+      chunk_bytes_(chunk_bytes),
+      least_chunk_bytes_(std::min(chunk_bytes, least_chunk_bytes)),
+      capacity_(capacity) {
   if (capacity == 0) throw std::invalid_argument("the reader needs a queue of at least one read");
   if (chunk_bytes == 0 || chunk_bytes % kReadAlignmentBytes != 0) {
     throw std::invalid_argument("the chunk length must be a multiple of 4096");
@@ -61,6 +64,11 @@ bool ReadQueue::available() const {
   return std::ranges::any_of(background_, [](const auto& pending) { return !pending->all_taken(); });
 }
 
+uint64_t ReadQueue::half_of(uint64_t left) const {
+  const uint64_t half = std::max(least_chunk_bytes_, left / 2 / kReadAlignmentBytes * kReadAlignmentBytes);
+  return left - std::min(left, half) < least_chunk_bytes_ / 2 ? left : half;
+}
+
 // There is one.
 ReadChunk ReadQueue::take_first() {
   const bool foreground = !queue_.empty();
@@ -68,8 +76,9 @@ ReadChunk ReadQueue::take_first() {
       foreground ? queue_.front() : *std::ranges::find_if(background_, [](const auto& p) { return !p->all_taken(); });
   const uint64_t begin = pending->next_chunk;
   const bool skip = stopping_ || pending->error_number != 0;
-  const uint64_t longest = pending->background ? std::min(chunk_bytes_, kBackgroundChunkBytes) : chunk_bytes_;
-  const uint64_t length = skip ? pending->job.length - begin : std::min(longest, pending->job.contiguous_bytes(begin));
+  const uint64_t left = pending->job.length - begin;
+  const uint64_t most = pending->background ? kBackgroundChunkBytes : half_of(left);
+  const uint64_t length = skip ? left : std::min({chunk_bytes_, most, pending->job.contiguous_bytes(begin)});
   if (pending->background && begin == 0) pending->begin = Clock::now();
   pending->next_chunk = begin + length;
   ++pending->chunks_under_way;

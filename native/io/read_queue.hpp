@@ -67,8 +67,11 @@ struct FinishedRead {
 // Thread-safe.
 class ReadQueue {
  public:
-  // Throws std::invalid_argument.
-  ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity);
+  // Shorter chunks cost the disk more than they save.
+  static constexpr uint64_t kLeastChunkBytes = uint64_t{512} << 10;
+
+  // `chunk_bytes`: of the longest chunks. Throws std::invalid_argument.
+  ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity, uint64_t least_chunk_bytes = kLeastChunkBytes);
 
   // Waits while the queue is full; throws std::out_of_range, std::invalid_argument. Returns whether somebody has
   // tried to take a chunk since the last push, and went away without one.
@@ -99,9 +102,13 @@ class ReadQueue {
 
   bool available() const;
   ReadChunk take_first();
+  // The chunks of a read become shorter towards its end, half of what is left each, so that little is left of a
+  // checksum that is computed chunk by chunk when the last one comes.
+  uint64_t half_of(uint64_t left) const;
 
   const uint32_t files_;
   const uint64_t chunk_bytes_;
+  const uint64_t least_chunk_bytes_;
   const uint32_t capacity_;
   mutable std::mutex mutex_;
   std::condition_variable work_available_;

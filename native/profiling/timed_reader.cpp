@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -16,10 +17,9 @@ namespace {
 // bytes arrive.
 class SlotSink final : public ReadSink {
  public:
-  SlotSink(std::span<uint8_t> memory, uint64_t length, bool checksums)
-      : memory_(memory), length_(length), checksums_(checksums) {
-    for (uint64_t slot = 0; slot < memory.size() / length; ++slot) free_.push_back(slot);
-    slots_ = free_.size();
+  SlotSink(std::span<uint8_t> memory, uint64_t length, uint64_t first, bool checksums)
+      : memory_(memory), length_(length), checksums_(checksums), slots_(memory.size() / length) {
+    for (uint64_t i = 0; i < slots_; ++i) free_.push_back((first + i) % slots_);
     arriving_.resize(checksums ? slots_ : 0);
   }
 
@@ -28,8 +28,8 @@ class SlotSink final : public ReadSink {
   uint64_t take_slot() {
     std::unique_lock lock(mutex_);
     completed_.wait(lock, [this] { return !free_.empty(); });
-    const uint64_t slot = free_.back();
-    free_.pop_back();
+    const uint64_t slot = free_.front();
+    free_.pop_front();
     if (checksums_) arriving_[slot] = std::make_unique<ArrivingChecksum>(place(slot), length_);
     return slot;
   }
@@ -62,11 +62,11 @@ class SlotSink final : public ReadSink {
   const std::span<uint8_t> memory_;
   const uint64_t length_;
   const bool checksums_;
+  const uint64_t slots_;
   std::mutex mutex_;
   std::condition_variable completed_;
-  std::vector<uint64_t> free_;
+  std::deque<uint64_t> free_;                                // those that have been free longest first
   std::vector<std::unique_ptr<ArrivingChecksum>> arriving_;  // by slot
-  uint64_t slots_ = 0;
   uint64_t bytes_ = 0;
   uint64_t checksum_ = 0;
   int error_number_ = 0;
@@ -82,7 +82,8 @@ TimedReadResult TimedReader::read(std::span<const BlockPlace> places, uint64_t l
   if (reinterpret_cast<uintptr_t>(memory.data()) % kReadAlignmentBytes != 0 || memory.size() < length) {
     throw std::invalid_argument("the memory must be aligned to 4096 and hold one read");
   }
-  SlotSink sink(memory, length, checksums);
+  const uint64_t slots = memory.size() / length;
+  SlotSink sink(memory, length, next_byte_ / length % slots, checksums);
   const auto begin = std::chrono::steady_clock::now();
   for (const BlockPlace& place : places) {
     const uint64_t slot = sink.take_slot();
@@ -101,6 +102,7 @@ TimedReadResult TimedReader::read(std::span<const BlockPlace> places, uint64_t l
   }
   sink.wait_for_all();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  next_byte_ = (next_byte_ / length + places.size()) % slots * length;
   return {seconds, sink.bytes(), sink.error_number()};
 }
 

@@ -13,6 +13,7 @@
 #include <random>
 #include <set>
 
+#include "io/read_queue.hpp"
 #include "io/reader_choice.hpp"
 #include "io/source_file.hpp"
 #include "tests/engine_test_support.hpp"
@@ -226,6 +227,48 @@ void test_sinks_hear_of_every_chunk_before_the_read_is_complete(const Backend& b
   CHECK(chunks.at(3) == Chunks({{0, 2 * kPage}, {2 * kPage, kPage}}));
 }
 
+// Lengths of the chunks, in pages, that a read of this length is cut into.
+std::vector<uint64_t> pages_of_chunks(ReadQueue& queue, ReadJob job) {
+  std::vector<uint64_t> pages;
+  queue.push(job);
+  uint64_t next = job.offset;
+  while (const std::optional<ReadChunk> chunk = queue.try_take()) {
+    CHECK(chunk->file_offset() == next && chunk->length() % kPage == 0);
+    next += chunk->length();
+    pages.push_back(chunk->length() / kPage);
+    queue.finish(*chunk, {.bytes = chunk->length(), .error_number = 0}, std::chrono::steady_clock::now());
+  }
+  CHECK(next == job.offset + job.length);
+  return pages;
+}
+
+void test_chunks_become_shorter_towards_the_end() {
+  constexpr uint64_t kMebibyte = uint64_t{1} << 20;
+  ReadQueue queue(1, 4 * kMebibyte, 4);
+  CollectingSink sink;
+  uint8_t byte = 0;
+  ReadJob job{.file = 0, .offset = 8 * kPage, .length = 2952 * kPage, .destination = &byte, .sink = &sink};
+  using Pages = std::vector<uint64_t>;
+  CHECK(pages_of_chunks(queue, job) == Pages({1024, 964, 482, 241, 128, 113}));  // an expert of 12.1 MB
+  for (const auto& [pages, chunks] : {std::pair<uint64_t, Pages>{1, {1}},
+                                      {128, {128}},
+                                      {191, {191}},  // the rest would be short
+                                      {192, {128, 64}},
+                                      {600, {300, 150, 150}}}) {
+    job.length = pages * kPage;
+    CHECK(pages_of_chunks(queue, job) == chunks);
+  }
+  job.length = 600 * kPage;  // in two places
+  job.split = 100 * kPage;
+  job.rest_destination = &byte;
+  CHECK(pages_of_chunks(queue, job) == Pages({100, 250, 128, 122}));
+  job.background = true;  // each as short as others may have to wait for
+  CHECK(pages_of_chunks(queue, job) == Pages({100, 256, 244}));
+  ReadQueue short_chunks(1, 2 * kPage, 4);  // not to be cut further
+  job = {.file = 0, .offset = 0, .length = 5 * kPage, .destination = &byte, .sink = &sink};
+  CHECK(pages_of_chunks(short_chunks, job) == Pages({2, 2, 1}));
+}
+
 void test_many_more_reads_than_the_queue_is_deep(const Backend& backend) {
   constexpr uint64_t kReads = 600;
   TemporaryFolder folder;
@@ -381,6 +424,7 @@ void test_a_bad_descriptor_is_an_error_of_the_operation() {
 void run_all() {
   test_a_forbidden_io_uring_is_unavailable();  // first: no thread may run when a process forks
   test_source_file_reads_up_to_the_end();
+  test_chunks_become_shorter_towards_the_end();
   for (const Backend& backend : backends()) {
     std::printf("reader_test: %s\n", backend.label.c_str());
     test_reads_are_cut_into_blocks_and_completed_once(backend);
