@@ -1,13 +1,15 @@
 #include "io/completion_threads.hpp"
 
+#include <utility>
+
 namespace zipmoe {
 namespace {
 
-constexpr size_t kReadsPerThread = 16;
+constexpr size_t kChunksPerThread = 64;
 
 }  // namespace
 
-CompletionThreads::CompletionThreads(uint32_t threads) {
+CompletionThreads::CompletionThreads(uint32_t threads, Handler handler) : handler_(std::move(handler)) {
   threads_.reserve(threads);
   for (uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this] { serve(); });
 }
@@ -21,15 +23,15 @@ CompletionThreads::~CompletionThreads() {
   threads_.clear();
 }
 
-void CompletionThreads::add(const FinishedRead& finished) {
+void CompletionThreads::add(ArrivedChunk arrived) {
   if (threads_.empty()) {
-    finished.tell_sink();
+    handler_(arrived);
     return;
   }
   {
     std::unique_lock lock(mutex_);
-    room_available_.wait(lock, [this] { return queue_.size() < kReadsPerThread * threads_.size(); });
-    queue_.push_back(finished);
+    room_available_.wait(lock, [this] { return queue_.size() < kChunksPerThread * threads_.size(); });
+    queue_.push_back(std::move(arrived));
   }
   work_available_.notify_one();
 }
@@ -39,11 +41,11 @@ void CompletionThreads::serve() {
     std::unique_lock lock(mutex_);
     work_available_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    const FinishedRead finished = queue_.front();
+    const ArrivedChunk arrived = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
     room_available_.notify_one();
-    finished.tell_sink();
+    handler_(arrived);
   }
 }
 

@@ -18,8 +18,11 @@ double seconds_between(std::chrono::steady_clock::time_point begin, std::chrono:
 
 }  // namespace
 
-ReadQueue::ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity)
-    : files_(files), chunk_bytes_(chunk_bytes), capacity_(capacity) {
+ReadQueue::ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity, uint64_t least_chunk_bytes)
+    : files_(files),
+      chunk_bytes_(chunk_bytes),
+      least_chunk_bytes_(std::min(chunk_bytes, least_chunk_bytes)),
+      capacity_(capacity) {
   if (capacity == 0) throw std::invalid_argument("the reader needs a queue of at least one read");
   if (chunk_bytes == 0 || chunk_bytes % kReadAlignmentBytes != 0) {
     throw std::invalid_argument("the chunk length must be a multiple of 4096");
@@ -61,6 +64,11 @@ bool ReadQueue::available() const {
   return std::ranges::any_of(background_, [](const auto& pending) { return !pending->all_taken(); });
 }
 
+uint64_t ReadQueue::half_of(uint64_t left) const {
+  const uint64_t half = std::max(least_chunk_bytes_, left / 2 / kReadAlignmentBytes * kReadAlignmentBytes);
+  return left - std::min(left, half) < least_chunk_bytes_ / 2 ? left : half;
+}
+
 // There is one.
 ReadChunk ReadQueue::take_first() {
   const bool foreground = !queue_.empty();
@@ -68,8 +76,9 @@ ReadChunk ReadQueue::take_first() {
       foreground ? queue_.front() : *std::ranges::find_if(background_, [](const auto& p) { return !p->all_taken(); });
   const uint64_t begin = pending->next_chunk;
   const bool skip = stopping_ || pending->error_number != 0;
-  const uint64_t longest = pending->background ? std::min(chunk_bytes_, kBackgroundChunkBytes) : chunk_bytes_;
-  const uint64_t length = skip ? pending->job.length - begin : std::min(longest, pending->job.contiguous_bytes(begin));
+  const uint64_t left = pending->job.length - begin;
+  const uint64_t most = pending->background ? kBackgroundChunkBytes : half_of(left);
+  const uint64_t length = skip ? left : std::min({chunk_bytes_, most, pending->job.contiguous_bytes(begin)});
   if (pending->background && begin == 0) pending->begin = Clock::now();
   pending->next_chunk = begin + length;
   ++pending->chunks_under_way;
@@ -93,33 +102,37 @@ std::optional<ReadChunk> ReadQueue::try_take() {
   return take_first();
 }
 
-std::optional<FinishedRead> ReadQueue::finish(const ReadChunk& chunk, const ReadOutcome& outcome) {
+std::optional<FinishedRead> ReadQueue::finish(const ReadChunk& chunk, const ReadOutcome& outcome,
+                                              Clock::time_point arrived) {
   Pending& pending = *chunk.pending_;
   bool idle = false;
+  bool turned_away = false;
   {
     std::lock_guard lock(mutex_);
     pending.bytes += outcome.bytes;
     pending.carried_out = pending.carried_out || !chunk.skip();
     if (pending.error_number == 0) pending.error_number = outcome.error_number;
+    pending.end = std::max(pending.end, arrived);
+    last_arrival_ = std::max(last_arrival_, arrived);
     if (--pending.chunks_under_way > 0 || !pending.all_taken()) return std::nullopt;
     if (pending.background) {
       std::erase(background_, chunk.pending_);
     } else {
       idle = --foreground_ == 0 && !background_.empty();
+      if (idle) turned_away = std::exchange(turned_away_, false);
     }
-    const Clock::time_point now = Clock::now();
     if (pending.carried_out) {
-      const double latency = seconds_between(pending.begin, now);
+      const double latency = seconds_between(pending.begin, pending.end);
       counters_.reads += 1;
       counters_.bytes += pending.bytes;
       counters_.latency_seconds += latency;
       counters_.longest_seconds = std::max(counters_.longest_seconds, latency);
     }
-    if (--outstanding_ == 0) counters_.busy_seconds += seconds_between(busy_since_, now);
+    if (--outstanding_ == 0) counters_.busy_seconds += seconds_between(busy_since_, last_arrival_);
   }
   if (idle) work_available_.notify_all();
   room_available_.notify_one();
-  return FinishedRead{pending.job.sink, {pending.job.tag, pending.bytes, pending.error_number}};
+  return FinishedRead{pending.job.sink, {pending.job.tag, pending.bytes, pending.error_number}, turned_away};
 }
 
 void ReadQueue::cancel() noexcept {

@@ -25,6 +25,10 @@ class ReadChunk {
   uint8_t* destination() const { return job().destination_of(begin_); }
   // The read has failed or been cancelled meanwhile: the chunk is to be finished with ECANCELED, without reading.
   bool skip() const { return skip_; }
+  // Hands the bytes to the sink of the read, if all of them came.
+  void tell_sink(const ReadOutcome& outcome) const noexcept {
+    if (outcome.error_number == 0 && outcome.bytes == length_) job().sink->chunk_read(job().tag, begin_, length_);
+  }
 
  private:
   friend class ReadQueue;
@@ -39,6 +43,7 @@ class ReadChunk {
     bool carried_out = false;  // any of its chunks
     // When it was submitted; in the background it is nobody's before its first chunk is taken, or it is promoted.
     std::chrono::steady_clock::time_point begin;
+    std::chrono::steady_clock::time_point end;  // when the last chunk came from the disk
   };
   ReadChunk(std::shared_ptr<Pending> pending, uint64_t begin, uint64_t length, bool skip)
       : pending_(std::move(pending)), begin_(begin), length_(length), skip_(skip) {}
@@ -53,14 +58,20 @@ class ReadChunk {
 struct FinishedRead {
   ReadSink* sink;
   ReadCompletion completion;
+  // Background reads may go on, and somebody has tried to take a chunk since the last push or such news, and went away
+  // without one.
+  bool turned_away = false;
   void tell_sink() const noexcept { sink->read_completed(completion); }
 };
 
 // Thread-safe.
 class ReadQueue {
  public:
-  // Throws std::invalid_argument.
-  ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity);
+  // Shorter chunks cost the disk more than they save.
+  static constexpr uint64_t kLeastChunkBytes = uint64_t{512} << 10;
+
+  // `chunk_bytes`: of the longest chunks. Throws std::invalid_argument.
+  ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity, uint64_t least_chunk_bytes = kLeastChunkBytes);
 
   // Waits while the queue is full; throws std::out_of_range, std::invalid_argument. Returns whether somebody has
   // tried to take a chunk since the last push, and went away without one.
@@ -70,8 +81,10 @@ class ReadQueue {
   std::optional<ReadChunk> take();
   // The same without waiting. Nothing: there is none now.
   std::optional<ReadChunk> try_take();
-  // Counts the chunk as done. Returns the read if that was its last one.
-  std::optional<FinishedRead> finish(const ReadChunk& chunk, const ReadOutcome& outcome);
+  // Counts the chunk as done, its bytes having come from the disk at `arrived`. Returns the read if that was its last
+  // one.
+  std::optional<FinishedRead> finish(const ReadChunk& chunk, const ReadOutcome& outcome,
+                                     std::chrono::steady_clock::time_point arrived);
 
   // What has not been taken yet will be skipped; not of background reads.
   void cancel() noexcept;
@@ -89,9 +102,13 @@ class ReadQueue {
 
   bool available() const;
   ReadChunk take_first();
+  // The chunks of a read become shorter towards its end, half of what is left each, so that little is left of a
+  // checksum that is computed chunk by chunk when the last one comes.
+  uint64_t half_of(uint64_t left) const;
 
   const uint32_t files_;
   const uint64_t chunk_bytes_;
+  const uint64_t least_chunk_bytes_;
   const uint32_t capacity_;
   mutable std::mutex mutex_;
   std::condition_variable work_available_;
@@ -103,6 +120,7 @@ class ReadQueue {
   bool turned_away_ = false;  // by try_take
   bool stopping_ = false;
   Clock::time_point busy_since_;
+  Clock::time_point last_arrival_;
   ReadCounters counters_;
 };
 

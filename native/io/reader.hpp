@@ -19,10 +19,15 @@ struct ReadCompletion {
   int error_number = 0;
 };
 
-// Receives completions, in any order, on a thread of the reader. Must not block for long: it may do work on the bytes.
+// Is called on threads of the reader. Must not block for long: it may do work on the bytes.
 class ReadSink {
  public:
   virtual ~ReadSink() = default;
+  // These bytes of the read are there, positions counted from its beginning; others may be on their way, or have
+  // failed. In any order, of one read from several threads at a time, and always before its completion; a reader that
+  // does not read in chunks, or is given the bytes by another one, may leave it out.
+  virtual void chunk_read(uint64_t /*tag*/, uint64_t /*begin*/, uint64_t /*length*/) noexcept {}
+  // In any order.
   virtual void read_completed(const ReadCompletion& completion) noexcept = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "io/thread_pool_reader.hpp"
 
 #include <cerrno>
+#include <chrono>
 #include <stdexcept>
 
 namespace zipmoe {
@@ -26,7 +27,9 @@ void ThreadPoolReader::serve() {
     } else {
       outcome = files_[chunk->job().file].read(chunk->file_offset(), chunk->length(), chunk->destination());
     }
-    if (const std::optional<FinishedRead> finished = queue_.finish(*chunk, outcome)) finished->tell_sink();
+    const auto arrived = std::chrono::steady_clock::now();
+    chunk->tell_sink(outcome);
+    if (const std::optional<FinishedRead> finished = queue_.finish(*chunk, outcome, arrived)) finished->tell_sink();
   }
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <optional>
 #include <stdexcept>
 #include <system_error>
@@ -44,7 +45,7 @@ UringReader::UringReader(const std::vector<std::string>& paths, const UringReade
     : options_(checked(options)),
       files_(paths, options.mode),
       queue_(static_cast<uint32_t>(paths.size()), options.block_bytes, options.queue_capacity),
-      completion_threads_(options.completion_threads),
+      completion_threads_(options.completion_threads, [this](const ArrivedChunk& arrived) { finish(arrived); }),
       under_way_(options.queue_depth) {
   for (uint32_t token = 0; token < options.queue_depth; ++token) free_tokens_.push_back(token);
   std::promise<void> ready;
@@ -126,7 +127,7 @@ void UringReader::start_reads(UringRing& ring) {
     std::optional<ReadChunk> chunk = queue_.try_take();
     if (!chunk) return;
     if (chunk->skip()) {
-      finish(*chunk, {.bytes = 0, .error_number = ECANCELED});
+      hand_over(std::move(*chunk), {.bytes = 0, .error_number = ECANCELED});
       continue;
     }
     const uint32_t token = free_tokens_.back();
@@ -140,9 +141,10 @@ void UringReader::start_reads(UringRing& ring) {
 
 void UringReader::finish_read(const UringCompletion& completion) {
   const auto token = static_cast<uint32_t>(completion.token);
-  const ReadChunk chunk = *std::exchange(under_way_[token], std::nullopt);
+  ReadChunk chunk = *std::exchange(under_way_[token], std::nullopt);
   free_tokens_.push_back(token);
-  finish(chunk, outcome_of(chunk, completion.result));
+  const ReadOutcome outcome = outcome_of(chunk, completion.result);
+  hand_over(std::move(chunk), outcome);
 }
 
 ReadOutcome UringReader::outcome_of(const ReadChunk& chunk, int32_t result) const {
@@ -165,8 +167,16 @@ ReadOutcome UringReader::outcome_of(const ReadChunk& chunk, int32_t result) cons
   return {.bytes = done + rest.bytes, .error_number = rest.error_number};
 }
 
-void UringReader::finish(const ReadChunk& chunk, const ReadOutcome& outcome) {
-  if (const std::optional<FinishedRead> finished = queue_.finish(chunk, outcome)) completion_threads_.add(*finished);
+void UringReader::hand_over(ReadChunk chunk, const ReadOutcome& outcome) {
+  completion_threads_.add({std::move(chunk), outcome, std::chrono::steady_clock::now()});
+}
+
+void UringReader::finish(const ArrivedChunk& arrived) {
+  arrived.chunk.tell_sink(arrived.outcome);
+  const std::optional<FinishedRead> finished = queue_.finish(arrived.chunk, arrived.outcome, arrived.time);
+  if (!finished) return;
+  if (finished->turned_away) wake_event_.signal();
+  finished->tell_sink();
 }
 
 }  // namespace zipmoe

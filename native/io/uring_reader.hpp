@@ -1,5 +1,5 @@
 // Reader backend: io_uring. One thread hands blocks of the reads to the kernel, as many as the queue depth allows, and
-// takes them back; others verify what has arrived.
+// takes them back; others verify what has arrived, block by block.
 #pragma once
 
 #include <atomic>
@@ -64,7 +64,8 @@ class UringReader final : public Reader {
   void start_reads(UringRing& ring);
   void finish_read(const UringCompletion& completion);
   ReadOutcome outcome_of(const ReadChunk& chunk, int32_t result) const;
-  void finish(const ReadChunk& chunk, const ReadOutcome& outcome);
+  void hand_over(ReadChunk chunk, const ReadOutcome& outcome);
+  void finish(const ArrivedChunk& arrived);  // on a completion thread
 
   const UringReaderOptions options_;
   const SourceFiles files_;

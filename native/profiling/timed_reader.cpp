@@ -2,22 +2,25 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <deque>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <vector>
 
-#include "codec/checksum.hpp"
+#include "codec/arriving_checksum.hpp"
 
 namespace zipmoe {
 namespace {
 
-// Gives each read a slot of the memory, which is free again when the read is complete.
+// Gives each read a slot of the memory, which is free again when the read is complete. Checksums are computed while the
+// bytes arrive.
 class SlotSink final : public ReadSink {
  public:
-  SlotSink(std::span<uint8_t> memory, uint64_t length, bool checksums)
-      : memory_(memory), length_(length), checksums_(checksums) {
-    for (uint64_t slot = 0; slot < memory.size() / length; ++slot) free_.push_back(slot);
-    slots_ = free_.size();
+  SlotSink(std::span<uint8_t> memory, uint64_t length, uint64_t first, bool checksums)
+      : memory_(memory), length_(length), checksums_(checksums), slots_(memory.size() / length) {
+    for (uint64_t i = 0; i < slots_; ++i) free_.push_back((first + i) % slots_);
+    arriving_.resize(checksums ? slots_ : 0);
   }
 
   uint8_t* place(uint64_t slot) const { return memory_.data() + slot * length_; }
@@ -25,8 +28,9 @@ class SlotSink final : public ReadSink {
   uint64_t take_slot() {
     std::unique_lock lock(mutex_);
     completed_.wait(lock, [this] { return !free_.empty(); });
-    const uint64_t slot = free_.back();
-    free_.pop_back();
+    const uint64_t slot = free_.front();
+    free_.pop_front();
+    if (checksums_) arriving_[slot] = std::make_unique<ArrivingChecksum>(place(slot), length_);
     return slot;
   }
 
@@ -35,8 +39,13 @@ class SlotSink final : public ReadSink {
     completed_.wait(lock, [this] { return free_.size() == slots_; });
   }
 
+  void chunk_read(uint64_t tag, uint64_t begin, uint64_t length) noexcept override {
+    if (checksums_) arriving_[tag]->arrived(begin, begin + length);
+  }
+
   void read_completed(const ReadCompletion& completion) noexcept override {
-    const uint64_t checksum = checksums_ ? xxh3_64({place(completion.tag), completion.bytes}) : 0;
+    const bool whole = completion.error_number == 0 && completion.bytes == length_;
+    const uint64_t checksum = checksums_ && whole ? arriving_[completion.tag]->finish() : 0;
     // The lock is kept: afterwards this object may be gone.
     std::lock_guard lock(mutex_);
     checksum_ ^= checksum;
@@ -53,10 +62,11 @@ class SlotSink final : public ReadSink {
   const std::span<uint8_t> memory_;
   const uint64_t length_;
   const bool checksums_;
+  const uint64_t slots_;
   std::mutex mutex_;
   std::condition_variable completed_;
-  std::vector<uint64_t> free_;
-  uint64_t slots_ = 0;
+  std::deque<uint64_t> free_;                                // those that have been free longest first
+  std::vector<std::unique_ptr<ArrivingChecksum>> arriving_;  // by slot
   uint64_t bytes_ = 0;
   uint64_t checksum_ = 0;
   int error_number_ = 0;
@@ -72,7 +82,8 @@ TimedReadResult TimedReader::read(std::span<const BlockPlace> places, uint64_t l
   if (reinterpret_cast<uintptr_t>(memory.data()) % kReadAlignmentBytes != 0 || memory.size() < length) {
     throw std::invalid_argument("the memory must be aligned to 4096 and hold one read");
   }
-  SlotSink sink(memory, length, checksums);
+  const uint64_t slots = memory.size() / length;
+  SlotSink sink(memory, length, next_byte_ / length % slots, checksums);
   const auto begin = std::chrono::steady_clock::now();
   for (const BlockPlace& place : places) {
     const uint64_t slot = sink.take_slot();
@@ -91,6 +102,7 @@ TimedReadResult TimedReader::read(std::span<const BlockPlace> places, uint64_t l
   }
   sink.wait_for_all();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  next_byte_ = (next_byte_ / length + places.size()) % slots * length;
   return {seconds, sink.bytes(), sink.error_number()};
 }
 

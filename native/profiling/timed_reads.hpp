@@ -1,5 +1,6 @@
-// Reads of equal length at a fixed queue depth, timed. They go through the executor's own SourceFile, so that what is
-// measured is what the executor will get.
+// Reads of equal length at a fixed queue depth, timed. They go through the executor's own SourceFile, and from place to
+// place in memory as the executor's do, so that what is measured is what the executor will get: memory that is written
+// again and again stays in the processor's caches, and reads into it are faster.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ class TimedReads {
   // Opens all files; throws FileOpenError. `depth` reads are under way at a time.
   TimedReads(const std::vector<std::string>& paths, IoMode mode, uint32_t depth);
 
-  // Reads `block_bytes` bytes at each place. Read n uses one of `depth` slots of `memory`, which has at least
+  // Reads `block_bytes` bytes at each place, every one to the next block of `memory` (after the last one to the first;
+  // a block that is being read into is passed over), on from where the call before ended. The memory has at least
   // depth * block_bytes bytes and is aligned like a direct read's destination.
   TimedReadResult read(std::span<const BlockPlace> places, uint64_t block_bytes, std::span<uint8_t> memory);
 
@@ -38,6 +40,7 @@ class TimedReads {
 
  private:
   std::vector<SourceFile> files_;
+  uint64_t next_byte_ = 0;  // of the memory
   WorkerPool workers_;
 };
 

@@ -78,9 +78,10 @@ void RecordLoader::start_parts(RecordIndex record, const std::array<uint8_t*, 2>
 void RecordLoader::submit(RecordIndex record, ReadJob job, const PartPlaces& places,
                           const std::array<bool, 2>& missing) {
   job.tag = missing[0] ? record : uint64_t{table_.size()} + record;
+  ExtentChecksums checksums = extent_checksums(record, job, places, missing);
   {
     std::lock_guard lock(mutex_);
-    loads_[job.tag] = {record, places, missing, job.offset, job.length, job.background};
+    loads_[job.tag] = {record, places, missing, job.offset, job.length, job.background, std::move(checksums)};
     if (!job.background) ++outstanding_;
   }
   reader_->submit(job);
@@ -91,9 +92,36 @@ std::array<uint64_t, 2> RecordLoader::part_bytes() const {
   return part_bytes_;
 }
 
+RecordLoader::ExtentChecksums RecordLoader::extent_checksums(RecordIndex record, const ReadJob& job,
+                                                             const PartPlaces& places,
+                                                             const std::array<bool, 2>& missing) const {
+  const Record& entry = table_[record];
+  ExtentChecksums checksums;
+  for (size_t part = 0; part < entry.extents.size(); ++part) {
+    if (!missing[part] || !verifier_.wants_checksum(record, part)) continue;
+    const Extent& extent = entry.extents[part];
+    checksums[part] =
+        std::make_unique<ExtentChecksum>(entry.offset + extent.offset - job.offset, extent.length, places[part]);
+  }
+  return checksums;
+}
+
+void RecordLoader::chunk_read(uint64_t tag, uint64_t begin, uint64_t length) noexcept {
+  for (const std::unique_ptr<ExtentChecksum>& extent : loads_[tag].checksums) {
+    if (!extent) continue;
+    const uint64_t first = std::max(begin, extent->begin);
+    const uint64_t end = std::min(begin + length, extent->begin + extent->length);
+    if (first < end) extent->checksum.arrived(first - extent->begin, end - extent->begin);
+  }
+}
+
 void RecordLoader::read_completed(const ReadCompletion& completion) noexcept {
-  std::optional<LoadFailure> failure = examine(completion);
-  const Load& load = loads_[completion.tag];
+  Load& load = loads_[completion.tag];
+  const ExtentChecksums checksums = std::move(load.checksums);
+  std::optional<LoadFailure> failure = examine(completion, checksums);
+  for (const std::unique_ptr<ExtentChecksum>& extent : checksums) {
+    if (extent) verifier_.count_nanoseconds(extent->checksum.nanoseconds());
+  }
   if (!failure && listener_ != nullptr) listener_->parts_arrived(load.record, load.missing);
   {
     std::lock_guard lock(mutex_);
@@ -108,7 +136,8 @@ void RecordLoader::read_completed(const ReadCompletion& completion) noexcept {
   arrived_.notify_one();
 }
 
-std::optional<LoadFailure> RecordLoader::examine(const ReadCompletion& completion) const noexcept {
+std::optional<LoadFailure> RecordLoader::examine(const ReadCompletion& completion,
+                                                 const ExtentChecksums& checksums) const noexcept {
   if (completion.error_number != 0) {
     return LoadFailure{RecordFault::read_failed,
                        "read failed: " + std::generic_category().message(completion.error_number)};
@@ -120,7 +149,11 @@ std::optional<LoadFailure> RecordLoader::examine(const ReadCompletion& completio
                                                    std::to_string(load.offset)};
   }
   try {
-    verifier_.verify(load.record, load.places, load.missing);
+    RecordVerifier::Checksums found;
+    for (size_t part = 0; part < found.size(); ++part) {
+      if (checksums[part]) found[part] = checksums[part]->checksum.finish();
+    }
+    verifier_.verify(load.record, load.places, load.missing, found);
     return std::nullopt;
   } catch (const RecordError& error) {
     return LoadFailure{error.fault(), error.what()};

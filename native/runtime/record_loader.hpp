@@ -1,5 +1,5 @@
-// Brings records from disk to a place in memory: submits the read, verifies the bytes on the reader's thread and hands
-// the outcome to whoever waits.
+// Brings records from disk to a place in memory: submits the read, verifies the bytes on the reader's threads, as far
+// as possible while the read is under way, and hands the outcome to whoever waits.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/arriving_checksum.hpp"
 #include "io/reader.hpp"
 #include "runtime/record_table.hpp"
 #include "runtime/record_verifier.hpp"
@@ -72,6 +73,7 @@ class RecordLoader final : public ReadSink {
   // Ordinary loads started whose outcome has not been taken.
   uint64_t outstanding() const;
 
+  void chunk_read(uint64_t tag, uint64_t begin, uint64_t length) noexcept override;
   void read_completed(const ReadCompletion& completion) noexcept override;
 
   const Reader& reader() const { return *reader_; }
@@ -81,7 +83,20 @@ class RecordLoader final : public ReadSink {
 
  private:
   std::optional<LoadOutcome> take_first();
-  std::optional<LoadFailure> examine(const ReadCompletion& completion) const noexcept;
+  // Of an extent that is being read, by what the verifier will ask for.
+  struct ExtentChecksum {
+    uint64_t begin;  // position in the read
+    uint64_t length;
+    ArrivingChecksum checksum;
+    ExtentChecksum(uint64_t first, uint64_t bytes, const uint8_t* data)
+        : begin(first), length(bytes), checksum(data, bytes) {}
+  };
+  // One read of a record. A failed or cancelled one takes what it has of checksums with it.
+  using ExtentChecksums = std::array<std::unique_ptr<ExtentChecksum>, 2>;
+
+  ExtentChecksums extent_checksums(RecordIndex record, const ReadJob& job, const PartPlaces& places,
+                                   const std::array<bool, 2>& missing) const;
+  std::optional<LoadFailure> examine(const ReadCompletion& completion, const ExtentChecksums& checksums) const noexcept;
   void submit(RecordIndex record, ReadJob job, const PartPlaces& places, const std::array<bool, 2>& missing);
   ReadJob whole_record(RecordIndex record, uint8_t* destination);
 
@@ -95,6 +110,7 @@ class RecordLoader final : public ReadSink {
     uint64_t offset = 0;  // in the file
     uint64_t length = 0;
     bool ahead = false;  // guarded by the mutex; the others are written before the read is submitted
+    ExtentChecksums checksums{};
   };
 
   // By tag: the record or, of reads without its first part, that and the number of records.

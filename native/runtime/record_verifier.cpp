@@ -18,31 +18,38 @@ std::string hexadecimal(uint64_t value) {
 }  // namespace
 
 RecordVerifier::RecordVerifier(const RecordTable& table, VerifyMode mode)
-    : table_(table), mode_(mode), trusted_(std::make_unique<std::atomic<bool>[]>(2 * table.size())) {}
+    : table_(table), mode_(mode), trusted_(std::make_unique<std::atomic<bool>[]>(kParts * table.size())) {}
 
 void RecordVerifier::verify(RecordIndex record, const uint8_t* data) {
   verify(record, table_.places(record, data), {true, true});
 }
 
-void RecordVerifier::verify(RecordIndex record, const PartPlaces& places, const std::array<bool, 2>& fresh) {
+bool RecordVerifier::wants_checksum(RecordIndex record, size_t part) const {
+  return mode_ == VerifyMode::always ||
+         (mode_ == VerifyMode::first && !trusted(record, part).load(std::memory_order_acquire));
+}
+
+void RecordVerifier::verify(RecordIndex record, const PartPlaces& places, const std::array<bool, 2>& fresh,
+                            const Checksums& checksums) {
   const auto begin = std::chrono::steady_clock::now();
   for (size_t part = 0; part < table_[record].extents.size(); ++part) {
     if (!fresh[part]) continue;
-    std::atomic<bool>& trusted = trusted_[record * fresh.size() + part];
-    const bool seen = trusted.load(std::memory_order_acquire);
-    const bool checksum = mode_ == VerifyMode::always || (mode_ == VerifyMode::first && !seen);
-    if (checksum) check_extent(record, places, part);
+    const bool seen = trusted(record, part).load(std::memory_order_acquire);
+    const bool checksum = wants_checksum(record, part);
+    if (checksum) {
+      check_extent(record, part,
+                   checksums[part] ? *checksums[part] : xxh3_64({places[part], table_[record].extents[part].length}));
+    }
     if (part == 0 && (!seen || !checksum)) validate_matrices(record, places);
-    trusted.store(true, std::memory_order_release);
+    trusted(record, part).store(true, std::memory_order_release);
   }
   const auto elapsed = std::chrono::steady_clock::now() - begin;
   nanoseconds_.fetch_add(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()),
                          std::memory_order_relaxed);
 }
 
-void RecordVerifier::check_extent(RecordIndex record, const PartPlaces& places, size_t part) const {
+void RecordVerifier::check_extent(RecordIndex record, size_t part, uint64_t found) const {
   const Extent& extent = table_[record].extents[part];
-  const uint64_t found = xxh3_64({places[part], extent.length});
   if (found == extent.xxh3_64) return;
   throw RecordError(RecordFault::checksum_mismatch, record,
                     "checksum " + hexadecimal(found) + " instead of " + hexadecimal(extent.xxh3_64) + " over the " +

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "runtime/record_error.hpp"
 #include "runtime/record_table.hpp"
@@ -23,13 +24,26 @@ class RecordVerifier {
   void verify(RecordIndex record, const uint8_t* data);
   // The same when only some parts (`fresh`, by extent) have just been read. The others have their places, but perhaps
   // not yet their bytes: what there is to validate is in the first part.
-  void verify(RecordIndex record, const PartPlaces& places, const std::array<bool, 2>& fresh);
+  void verify(RecordIndex record, const PartPlaces& places, const std::array<bool, 2>& fresh) {
+    verify(record, places, fresh, {});
+  }
+  // The same with checksums that were computed while the parts arrived; the others are computed now.
+  using Checksums = std::array<std::optional<uint64_t>, 2>;
+  void verify(RecordIndex record, const PartPlaces& places, const std::array<bool, 2>& fresh,
+              const Checksums& checksums);
 
+  // Whether the next read of this part will be verified by its checksum.
+  bool wants_checksum(RecordIndex record, size_t part) const;
+  // Time that was spent on checksums elsewhere.
+  void count_nanoseconds(uint64_t nanoseconds) { nanoseconds_.fetch_add(nanoseconds, std::memory_order_relaxed); }
   double seconds() const { return static_cast<double>(nanoseconds_.load(std::memory_order_relaxed)) * 1e-9; }
 
  private:
-  void check_extent(RecordIndex record, const PartPlaces& places, size_t extent) const;
+  void check_extent(RecordIndex record, size_t part, uint64_t found) const;
+  std::atomic<bool>& trusted(RecordIndex record, size_t part) const { return trusted_[record * kParts + part]; }
   void validate_matrices(RecordIndex record, const PartPlaces& places) const;
+
+  static constexpr size_t kParts = 2;
 
   const RecordTable& table_;
   const VerifyMode mode_;

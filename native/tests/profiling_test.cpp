@@ -1,4 +1,5 @@
 // The profiler's timed primitives without Python. Runs under the address, undefined and thread sanitizers.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -8,8 +9,10 @@
 
 #include "codec/bfloat16_fields.hpp"
 #include "codec/registry.hpp"
+#include "io/reader_choice.hpp"
 #include "profiling/page_cache.hpp"
 #include "profiling/timed_decoder.hpp"
+#include "profiling/timed_reader.hpp"
 #include "profiling/timed_reads.hpp"
 #include "profiling/timed_work.hpp"
 #include "tests/engine_test_support.hpp"
@@ -71,6 +74,69 @@ void test_reads_at_every_depth() {
   CHECK(cached_bytes(folder.file("a"), 0, bytes.size()) <= bytes.size());
 }
 
+// Memory that is written again and again stays in caches, which no engine's reads find there.
+void test_every_read_goes_to_the_next_place() {
+  constexpr uint64_t kPages = 64;
+  TemporaryFolder folder;
+  std::vector<uint8_t> bytes(kPages * kPageBytes);
+  for (uint64_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i / kPageBytes + 1);
+  write_file(folder.file("a"), bytes);
+  const auto pages_from = [](uint64_t first, uint64_t count) {
+    std::vector<BlockPlace> places;
+    for (uint64_t page = first; page < first + count; ++page) places.push_back({0, page * kPageBytes});
+    return places;
+  };
+  AlignedBytes memory(10 * kPageBytes);
+  const auto at = [&](uint64_t page) { return memory.span()[page * kPageBytes + 5]; };
+  {
+    TimedReads reads({folder.file("a")}, IoMode::automatic, 1);
+    CHECK(reads.read(pages_from(0, 3), kPageBytes, memory.span()).bytes == 3 * kPageBytes);
+    CHECK(at(0) == 1 && at(1) == 2 && at(2) == 3 && at(3) == 0);
+    reads.read(pages_from(20, 1), kPageBytes, memory.span());  // one at a time, as latencies are measured
+    reads.read(pages_from(30, 1), kPageBytes, memory.span());
+    CHECK(at(2) == 3 && at(3) == 21 && at(4) == 31 && at(5) == 0);
+    reads.read(pages_from(40, 7), kPageBytes, memory.span());  // around the end
+    CHECK(at(5) == 41 && at(9) == 45 && at(0) == 46 && at(1) == 47 && at(2) == 3);
+    reads.read(pages_from(50, 2), 3 * kPageBytes, memory.span());  // three longer places, and on from the first page
+    CHECK(at(0) == 51 && at(2) == 53 && at(3) == 52 && at(5) == 54 && at(6) == 42);
+    reads.read(pages_from(10, 2), 3 * kPageBytes, memory.span());
+    CHECK(at(6) == 11 && at(8) == 13 && at(9) == 45 && at(0) == 12);
+  }
+  std::memset(memory.span().data(), 0, memory.span().size());
+  TimedReads reads({folder.file("a")}, IoMode::automatic, 4);
+  reads.read(pages_from(0, 4), kPageBytes, memory.span());
+  std::vector<uint8_t> found;
+  for (uint64_t page = 0; page < 10; ++page) found.push_back(at(page));
+  std::sort(found.begin(), found.begin() + 4);  // whoever comes first
+  CHECK(found == std::vector<uint8_t>({1, 2, 3, 4, 0, 0, 0, 0, 0, 0}));
+  CHECK(reads.read(pages_from(0, 64), kPageBytes, memory.span()).bytes == 64 * kPageBytes);
+  for (uint64_t page = 0; page < 10; ++page) CHECK(at(page) > 0);
+  CHECK(reads.read(pages_from(0, 40), 2 * kPageBytes, memory.span().first(8 * kPageBytes)).bytes == 80 * kPageBytes);
+}
+
+void test_records_are_read_from_place_to_place() {
+  TemporaryFolder folder;
+  std::vector<uint8_t> bytes(64 * kPageBytes);
+  for (uint64_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i / kPageBytes + 1);
+  write_file(folder.file("a"), bytes);
+  for (const bool checksums : {false, true}) {
+    TimedReader reader(open_reader({folder.file("a")}, {}).reader);
+    AlignedBytes memory(7 * kPageBytes);
+    const auto at = [&](uint64_t page) { return memory.span()[page * kPageBytes + 5]; };
+    for (uint64_t first : {0, 10, 20, 30}) {
+      const std::vector<BlockPlace> place = {{0, first * kPageBytes}};
+      const TimedReadResult result = reader.read(place, 2 * kPageBytes, memory.span(), checksums);
+      CHECK(result.bytes == 2 * kPageBytes && result.error_number == 0);
+    }
+    CHECK(at(0) == 31 && at(1) == 32 && at(2) == 11 && at(3) == 12 && at(4) == 21 && at(5) == 22 && at(6) == 0);
+    std::vector<BlockPlace> places;
+    for (uint64_t i = 0; i < 20; ++i) places.push_back({0, 3 * i * kPageBytes});
+    CHECK(reader.read(places, 2 * kPageBytes, memory.span(), checksums).bytes == 40 * kPageBytes);
+    const std::vector<BlockPlace> last = {{0, 63 * kPageBytes}};  // the file ends in it
+    CHECK(reader.read(last, 2 * kPageBytes, memory.span(), checksums).bytes == kPageBytes);
+  }
+}
+
 // Which workers get a unit is a matter of luck, so results may lie in any worker's part of the scratch memory.
 bool some_part_holds(std::span<const uint8_t> scratch, uint32_t workers, const void* expected, uint64_t bytes) {
   const uint64_t part = scratch.size() / workers / 64 * 64;
@@ -125,6 +191,8 @@ void test_work_on_some_workers() {
 
 int main() {
   zipmoe::test_reads_at_every_depth();
+  zipmoe::test_every_read_goes_to_the_next_place();
+  zipmoe::test_records_are_read_from_place_to_place();
   zipmoe::test_work_on_some_workers();
   std::puts("profiling_test: all passed");
   return 0;

@@ -13,6 +13,7 @@
 #include <random>
 #include <set>
 
+#include "io/read_queue.hpp"
 #include "io/reader_choice.hpp"
 #include "io/source_file.hpp"
 #include "tests/engine_test_support.hpp"
@@ -72,6 +73,36 @@ class CollectingSink final : public ReadSink {
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::vector<ReadCompletion> completions_;
+};
+
+// Also keeps what it is told of chunks.
+class ChunkSink final : public ReadSink {
+ public:
+  using Range = std::pair<uint64_t, uint64_t>;  // begin and length
+
+  void chunk_read(uint64_t tag, uint64_t begin, uint64_t length) noexcept override {
+    std::lock_guard lock(mutex_);
+    CHECK(!completed_.contains(tag));
+    chunks_[tag].insert({begin, length});
+  }
+  void read_completed(const ReadCompletion& completion) noexcept override {
+    {
+      std::lock_guard lock(mutex_);
+      completed_.insert(completion.tag);
+    }
+    completions_.read_completed(completion);
+  }
+  std::map<uint64_t, std::multiset<Range>> wait_for(size_t reads) {
+    completions_.wait_for(reads);
+    std::lock_guard lock(mutex_);
+    return chunks_;
+  }
+
+ private:
+  CollectingSink completions_;
+  std::mutex mutex_;
+  std::set<uint64_t> completed_;
+  std::map<uint64_t, std::multiset<Range>> chunks_;  // by tag
 };
 
 // One way of reading, and how it is told what the tests vary.
@@ -173,6 +204,69 @@ void test_a_read_goes_to_two_places(const Backend& backend) {
     CHECK(std::memcmp(buffer.data(), bytes.data() + 4 * kPage, 5 * kPage) == 0);
     CHECK(std::all_of(buffer.data() + 5 * kPage, buffer.data() + 10 * kPage, [](uint8_t byte) { return byte == 0; }));
   }
+}
+
+void test_sinks_hear_of_every_chunk_before_the_read_is_complete(const Backend& backend) {
+  TemporaryFolder folder;
+  write_file(folder.file("a"), random_bytes(12 * kPage + 100, 3));
+  AlignedBuffer buffer(64 * kPage);
+  const auto reader = backend.open(folder.file("a"), 3, 2 * kPage, 4, buffer);
+  ChunkSink sink;
+  uint8_t* const memory = buffer.data();
+  reader->submit({0, 0, 5 * kPage, memory, 0, &sink});
+  reader->submit({0, kPage, 5 * kPage, memory + 8 * kPage, 1, &sink, 3 * kPage, memory + 16 * kPage});
+  reader->submit({0, 9 * kPage, 8 * kPage, memory + 24 * kPage, 2, &sink});  // beyond the end
+  ReadJob background{0, 0, 3 * kPage, memory + 32 * kPage, 3, &sink};
+  background.background = true;
+  reader->submit(background);
+  const auto chunks = sink.wait_for(4);
+  using Chunks = std::multiset<ChunkSink::Range>;
+  CHECK(chunks.at(0) == Chunks({{0, 2 * kPage}, {2 * kPage, 2 * kPage}, {4 * kPage, kPage}}));
+  CHECK(chunks.at(1) == Chunks({{0, 2 * kPage}, {2 * kPage, kPage}, {3 * kPage, 2 * kPage}}));
+  CHECK(chunks.at(2) == Chunks({{0, 2 * kPage}}));  // of the next one, some bytes came
+  CHECK(chunks.at(3) == Chunks({{0, 2 * kPage}, {2 * kPage, kPage}}));
+}
+
+// Lengths of the chunks, in pages, that a read of this length is cut into.
+std::vector<uint64_t> pages_of_chunks(ReadQueue& queue, ReadJob job) {
+  std::vector<uint64_t> pages;
+  queue.push(job);
+  uint64_t next = job.offset;
+  while (const std::optional<ReadChunk> chunk = queue.try_take()) {
+    CHECK(chunk->file_offset() == next && chunk->length() % kPage == 0);
+    next += chunk->length();
+    pages.push_back(chunk->length() / kPage);
+    queue.finish(*chunk, {.bytes = chunk->length(), .error_number = 0}, std::chrono::steady_clock::now());
+  }
+  CHECK(next == job.offset + job.length);
+  return pages;
+}
+
+void test_chunks_become_shorter_towards_the_end() {
+  constexpr uint64_t kMebibyte = uint64_t{1} << 20;
+  ReadQueue queue(1, 4 * kMebibyte, 4);
+  CollectingSink sink;
+  uint8_t byte = 0;
+  ReadJob job{.file = 0, .offset = 8 * kPage, .length = 2952 * kPage, .destination = &byte, .sink = &sink};
+  using Pages = std::vector<uint64_t>;
+  CHECK(pages_of_chunks(queue, job) == Pages({1024, 964, 482, 241, 128, 113}));  // an expert of 12.1 MB
+  for (const auto& [pages, chunks] : {std::pair<uint64_t, Pages>{1, {1}},
+                                      {128, {128}},
+                                      {191, {191}},  // the rest would be short
+                                      {192, {128, 64}},
+                                      {600, {300, 150, 150}}}) {
+    job.length = pages * kPage;
+    CHECK(pages_of_chunks(queue, job) == chunks);
+  }
+  job.length = 600 * kPage;  // in two places
+  job.split = 100 * kPage;
+  job.rest_destination = &byte;
+  CHECK(pages_of_chunks(queue, job) == Pages({100, 250, 128, 122}));
+  job.background = true;  // each as short as others may have to wait for
+  CHECK(pages_of_chunks(queue, job) == Pages({100, 256, 244}));
+  ReadQueue short_chunks(1, 2 * kPage, 4);  // not to be cut further
+  job = {.file = 0, .offset = 0, .length = 5 * kPage, .destination = &byte, .sink = &sink};
+  CHECK(pages_of_chunks(short_chunks, job) == Pages({2, 2, 1}));
 }
 
 void test_many_more_reads_than_the_queue_is_deep(const Backend& backend) {
@@ -330,10 +424,12 @@ void test_a_bad_descriptor_is_an_error_of_the_operation() {
 void run_all() {
   test_a_forbidden_io_uring_is_unavailable();  // first: no thread may run when a process forks
   test_source_file_reads_up_to_the_end();
+  test_chunks_become_shorter_towards_the_end();
   for (const Backend& backend : backends()) {
     std::printf("reader_test: %s\n", backend.label.c_str());
     test_reads_are_cut_into_blocks_and_completed_once(backend);
     test_a_read_goes_to_two_places(backend);
+    test_sinks_hear_of_every_chunk_before_the_read_is_complete(backend);
     test_many_more_reads_than_the_queue_is_deep(backend);
     test_a_file_that_ends_too_early(backend);
     test_an_error_of_a_read_is_its_own(backend);

@@ -45,7 +45,9 @@ class SteppedReader final : public Reader {
       log.push_back(chunk->job().tag);
       outcome = files_[0].read(chunk->file_offset(), chunk->length(), chunk->destination());
     }
-    if (const auto finished = queue_.finish(*chunk, outcome)) finished->tell_sink();
+    chunk->tell_sink(outcome);
+    const auto finished = queue_.finish(*chunk, outcome, std::chrono::steady_clock::now());
+    if (finished) finished->tell_sink();
     return true;
   }
   void run() {
