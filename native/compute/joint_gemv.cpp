@@ -26,7 +26,8 @@ void joint_gemv(std::span<const JointProduct> products, const TokenInputs& input
   }
   threads.run(static_cast<uint32_t>(tasks.size()), [&](uint32_t index) {
     const Task& task = tasks[index];
-    gemv_rows(task.product->projection, inputs, task.product->output, task.row_begin, task.row_end, kernels);
+    gemv_rows(task.product->projection, inputs, task.product->output, task.row_begin, task.row_end, kernels,
+              threads.scratch());
   });
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "simd/fx3_record.hpp"
+#include "simd/gemm_tiles.hpp"
 #include "simd/gemv_kernels.hpp"
 
 namespace zipmoe {
@@ -29,13 +30,13 @@ struct TokenRange {
 // Sums of one turn of a task.
 using TaskSums = float[kTurnTokensMax][kTaskSumRows];
 
-// Calls body(TokenRange) for turns of about the same size.
+// Calls body(TokenRange) for turns of about the same size, in whole tiles but for the last.
 template <typename Body>
 void for_each_turn(uint64_t tokens, const Body& body) {
+  static_assert(kTurnTokensMax % simd::kTileTokensMax == 0);
   const uint64_t turns = (tokens + kTurnTokensMax - 1) / kTurnTokensMax;
-  for (uint64_t turn = 0; turn < turns; ++turn) {
-    body(TokenRange{tokens * turn / turns, tokens * (turn + 1) / turns});
-  }
+  const uint64_t size = simd::tile_count((tokens + turns - 1) / turns) * simd::kTileTokensMax;
+  for (uint64_t begin = 0; begin < tokens; begin += size) body(TokenRange{begin, std::min(begin + size, tokens)});
 }
 
 // Rows per task, a multiple of four, where four rows are `group_bytes` of weights. The work grows with the tokens, but
