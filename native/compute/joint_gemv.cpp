@@ -19,7 +19,8 @@ void joint_gemv(std::span<const JointProduct> products, const TokenInputs& input
   for (const JointProduct& product : products) {
     const MatrixShape shape = product.projection.matrix.shape();
     if (inputs.columns() != shape.columns) throw std::invalid_argument("the inputs do not have the matrix's columns");
-    const uint64_t rows = rows_per_task(product.projection.matrix.group_bytes(), inputs.tokens());
+    const uint64_t rows =
+        rows_per_task(product.projection.matrix.group_bytes(), inputs.tokens(), shape.rows, threads.threads());
     for (uint64_t begin = 0; begin < shape.rows; begin += rows) {
       tasks.push_back({&product, begin, std::min(begin + rows, shape.rows)});
     }

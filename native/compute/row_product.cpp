@@ -1,6 +1,6 @@
 #include "compute/row_product.hpp"
 
-#include <algorithm>
+#include <span>
 
 namespace zipmoe {
 
@@ -14,16 +14,11 @@ RowProduct::RowProduct(const WeightMatrix& matrix, const TokenInputs& inputs, ui
 
 uint64_t RowProduct::multiply(TokenRange tokens, float* sums, uint64_t stride) const {
   if (!unpacked_) return matrix_.multiply(inputs_, tokens, row_begin_, row_end_, sums, stride, kernels_);
-  const std::span<const uint8_t> upcoming = upcoming_after(tokens);
+  // In the last turn the next task's weights are fetched.
+  const bool last = tokens.end == inputs_.tokens();
+  const auto upcoming = last ? matrix_.bytes_behind(row_begin_, row_end_) : std::span<const uint8_t>();
   return matrix_.multiply_unpacked(unpacked_->values(), inputs_, tokens, row_begin_, row_end_, sums, stride, upcoming,
                                    kernels_);
-}
-
-std::span<const uint8_t> RowProduct::upcoming_after(TokenRange tokens) const {
-  if (tokens.end == inputs_.tokens()) return matrix_.packed_bytes_behind(row_begin_, row_end_);
-  const uint64_t end = std::min(tokens.end + tokens.count(), inputs_.tokens());
-  const simd::GemvInputs next = inputs_.from(0, tokens.end, end);
-  return {reinterpret_cast<const uint8_t*>(next.x), next.tokens * next.stride * sizeof(uint16_t)};
 }
 
 }  // namespace zipmoe

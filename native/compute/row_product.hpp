@@ -22,9 +22,6 @@ class RowProduct {
   uint64_t multiply(TokenRange tokens, float* sums, uint64_t stride) const;
 
  private:
-  // What a turn reads when this one is done: the next turn's inputs, or the weights of the next task.
-  std::span<const uint8_t> upcoming_after(TokenRange tokens) const;
-
   const WeightMatrix& matrix_;
   const TokenInputs& inputs_;
   uint64_t row_begin_;

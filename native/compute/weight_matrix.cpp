@@ -151,7 +151,7 @@ uint64_t WeightMatrix::multiply_unpacked(const uint16_t* unpacked, const TokenIn
   return row_begin - groups.first_row();
 }
 
-std::span<const uint8_t> WeightMatrix::packed_bytes_behind(uint64_t row_begin, uint64_t row_end) const {
+std::span<const uint8_t> WeightMatrix::bytes_behind(uint64_t row_begin, uint64_t row_end) const {
   const Groups groups = groups_of(row_begin, row_end);
   const Groups next{groups.end(), std::min(groups.count, layout_.groups - groups.end())};
   if (weights_ == nullptr) return {fx3_run(0, next).records, next.count * layout_.group_bytes()};

@@ -40,7 +40,7 @@ class WeightMatrix {
                              uint64_t row_end, float* sums, uint64_t stride, std::span<const uint8_t> upcoming,
                              const simd::GemvKernels& kernels) const;
   // What lies behind these rows (in the first panel), as many as these or as many as there are.
-  std::span<const uint8_t> packed_bytes_behind(uint64_t row_begin, uint64_t row_end) const;
+  std::span<const uint8_t> bytes_behind(uint64_t row_begin, uint64_t row_end) const;
 
  private:
   // Consecutive groups of four rows.
