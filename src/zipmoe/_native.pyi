@@ -173,6 +173,32 @@ def attention_step(
     length: int,
     out: npt.NDArray[np.uint16],
 ) -> None: ...
+def attend_projected(
+    engine: Engine,
+    layer: AttentionLayer,
+    queries: npt.NDArray[np.uint16],
+    new_keys: npt.NDArray[np.uint16],
+    new_values: npt.NDArray[np.uint16],
+    cosines: npt.NDArray[np.uint16] | None,
+    sines: npt.NDArray[np.uint16] | None,
+    keys: npt.NDArray[np.uint16],
+    values: npt.NDArray[np.uint16],
+    length: int,
+    out: npt.NDArray[np.uint16],
+) -> None: ...
+def attends_prompts(instruction_set: str = "") -> bool: ...
+def attend_prompt(
+    queries: npt.NDArray[np.uint16],
+    keys: npt.NDArray[np.uint16],
+    values: npt.NDArray[np.uint16],
+    scale: float,
+    cached_keys: npt.NDArray[np.uint16],
+    cached_values: npt.NDArray[np.uint16],
+    out: npt.NDArray[np.uint16],
+    threads: ComputeThreads,
+    *,
+    instruction_set: str = "",
+) -> None: ...
 def feed_forward_step(
     engine: Engine, network: DenseNetwork, x: npt.NDArray[np.uint16], out: npt.NDArray[np.uint16]
 ) -> None: ...
