@@ -17,10 +17,12 @@ from zipmoe import _native
 
 
 def words(tensor: torch.Tensor):
+    """BF16 patterns, where they lie."""
     return tensor.view(torch.uint16).numpy()
 
 
 def main() -> None:
+    """Measure as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 128, 512, 1024])
     parser.add_argument("--heads", type=int, default=16)

@@ -171,11 +171,22 @@ void feed_forward_step(const ProcessBoundEngine& engine, const HeldNetwork& netw
   engine.get().feed_forward_step(network.network, rows_of(x), {out.data(), out.size()});
 }
 
-void normalise(Words2 x, Vector weight, float epsilon, OutWords2 out) {
+void check_norm(const Words2& x, const Vector& weight, const OutWords2& out) {
   if (x.shape(1) != weight.shape(0)) throw std::invalid_argument("a norm has one weight for every value");
   if (out.shape(0) != x.shape(0) || out.shape(1) != x.shape(1)) throw std::invalid_argument("the output's shape");
+}
+
+void normalise(Words2 x, Vector weight, float epsilon, OutWords2 out) {
+  check_norm(x, weight, out);
   const UnlockedIfLong unlocked(x.size());
-  rms_norm({weight.data(), epsilon}, x.data(), x.shape(0), x.shape(1), out.data());
+  rms_norm({weight.data(), epsilon}, x.data(), x.shape(0), x.shape(1), out.data(),
+           simd::norm_kernels(best_instruction_set()));
+}
+
+void normalise_on_threads(const ProcessBoundEngine& engine, Words2 x, Vector weight, float epsilon, OutWords2 out) {
+  check_norm(x, weight, out);
+  nb::gil_scoped_release release;
+  engine.get().normalise({weight.data(), epsilon}, rows_of(x), out.data());
 }
 
 void small_linear(Words2 weights, Words2 x, OutWords2 out, const BiasWords& bias) {
@@ -257,6 +268,8 @@ void bind_steps(nb::module_& module) {
              "bias"_a.noconvert() = nb::none(), "out = x weights^T (+ bias) of BF16 patterns, on the calling thread.");
   module.def("rms_norm", &normalise, "x"_a.noconvert(), "weight"_a.noconvert(), "epsilon"_a, "out"_a.noconvert(),
              "out = x * weight / sqrt(mean(x^2) + epsilon) of BF16 patterns [rows, size], rounded once.");
+  module.def("rms_norm_on_threads", &normalise_on_threads, "engine"_a, "x"_a.noconvert(), "weight"_a.noconvert(),
+             "epsilon"_a, "out"_a.noconvert(), "The same on the engine's threads, for many rows.");
 }
 
 }  // namespace zipmoe

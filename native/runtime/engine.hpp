@@ -154,6 +154,8 @@ class Engine {
   // What of it lies between the matrices: out BF16 [sequences][tokens][query_heads * head_dimension].
   void attend_projected(const AttentionLayer& layer, const ProjectedTokens& tokens, const RotaryPositions& positions,
                         const KeyValueCache& cache, uint16_t* out);
+  // A norm of many rows: out BF16, the shape of x.
+  void normalise(const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out);
   // A feed-forward network: out BF16 [x.rows][rows of down].
   void feed_forward_step(const DenseNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out);
 

@@ -33,6 +33,8 @@ void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, 
   const AttentionShape& shape = layer.shape;
   shape.check();
   if (out.size() % x.rows != 0) throw std::invalid_argument("the output has another shape");
+  if (sequences == 0 || x.rows % sequences != 0)
+    throw std::invalid_argument("sequences have the same number of tokens");
   const uint64_t query_columns = shape.query_heads * shape.head_dimension;
   const uint64_t key_columns = shape.key_value_heads * shape.head_dimension;
   const Stopwatch stopwatch(counters_.compute_seconds);
@@ -95,6 +97,14 @@ void Engine::multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std
     }
   }
   joint_gemv(joint, inputs, *compute_threads_, kernels);
+}
+
+void Engine::normalise(const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  const Stopwatch stopwatch(counters_.compute_seconds);
+  rms_norm(norm, x.values.data(), x.rows, x.columns(), out, simd::norm_kernels(options_.instruction_set),
+           *compute_threads_);
 }
 
 void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out) {

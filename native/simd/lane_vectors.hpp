@@ -31,5 +31,19 @@ ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) float sum_of_lanes(cons
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+// To BF16, to the nearest, ties to even, in the upper halves; every NaN becomes one.
+ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void round_to_upper_halves(const Floats16& values,
+                                                                                    Words16& out) {
+  const Words16 bits = (Words16)values;
+  const Words16 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000u;
+  const Words16 nan = Words16{} + 0x7FC00000u;
+  out = values == values ? rounded : nan;
+}
+
+ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void store_upper_halves(const Words16& words, uint16_t* out) {
+  const Halves16 halves = __builtin_convertvector(words >> 16, Halves16);
+  __builtin_memcpy(out, &halves, sizeof halves);
+}
+
 }  // namespace
 }  // namespace zipmoe::simd

@@ -49,20 +49,6 @@ ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void exponential_of_neg
   x = below ? Floats16{} : result;
 }
 
-// To BF16, to the nearest, ties to even, in the upper halves; every NaN becomes one.
-ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void round_to_upper_halves(const Floats16& values,
-                                                                                    Words16& out) {
-  const Words16 bits = (Words16)values;
-  const Words16 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000u;
-  const Words16 nan = Words16{} + 0x7FC00000u;
-  out = values == values ? rounded : nan;
-}
-
-ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void store_upper_halves(const Words16& words, uint16_t* out) {
-  const Halves16 halves = __builtin_convertvector(words >> 16, Halves16);
-  __builtin_memcpy(out, &halves, sizeof halves);
-}
-
 ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) float largest_of_lanes(const Floats16& lanes) {
   const Floats8 low = __builtin_shufflevector(lanes, lanes, 0, 1, 2, 3, 4, 5, 6, 7);
   const Floats8 high = __builtin_shufflevector(lanes, lanes, 8, 9, 10, 11, 12, 13, 14, 15);

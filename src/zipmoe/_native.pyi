@@ -221,6 +221,13 @@ def small_linear(
 def rms_norm(
     x: npt.NDArray[np.uint16], weight: npt.NDArray[np.uint16], epsilon: float, out: npt.NDArray[np.uint16]
 ) -> None: ...
+def rms_norm_on_threads(
+    engine: Engine,
+    x: npt.NDArray[np.uint16],
+    weight: npt.NDArray[np.uint16],
+    epsilon: float,
+    out: npt.NDArray[np.uint16],
+) -> None: ...
 
 class Engine:
     def __init__(
