@@ -178,9 +178,7 @@ class FusedCompute:
         """
         engine = self._engine
         out = torch.empty_like(projected[0])
-        queries, keys, values, mixed = (
-            bfloat16_words(part.view(-1, part.shape[-1])) for part in (*projected, out)
-        )
+        queries, keys, values, mixed = (bfloat16_words(part.view(-1, part.shape[-1])) for part in (*projected, out))
         with engine._exclusive(), named_record_errors(engine._catalogue):
             _native.attend_projected(
                 engine._native,

@@ -199,7 +199,7 @@ class FusedAttention(FusedModule):
         rows, tokens = hidden.shape[:2]
         layer: Any = None
         if tokens > 1:
-            if not self._takes_prompt(native, cache, tokens):
+            if options.get("is_causal") is not None or not self._takes_prompt(native, cache, tokens):
                 return None
         else:
             layers = cache.layers
