@@ -1,4 +1,4 @@
-// Parts of a decoder layer for one new token of each sequence.
+// Parts of a decoder layer.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -103,35 +103,67 @@ void init_network(HeldNetwork* self, HeldProjection gate, HeldProjection up, Hel
 }
 
 RotaryPositions rotary_positions(const std::optional<Angles>& cosines, const std::optional<Angles>& sines,
-                                 uint64_t rows) {
+                                 uint64_t sequences, uint64_t tokens) {
   if (!cosines && !sines) return {};
   const auto fits = [&](const Angles& angles) {
-    return (angles.shape(0) == rows || angles.shape(0) == 1) && angles.shape(1) == 1;
+    return (angles.shape(0) == sequences || angles.shape(0) == 1) && angles.shape(1) == tokens;
   };
   if (!cosines || !sines || !fits(*cosines) || !fits(*sines) || cosines->shape(0) != sines->shape(0) ||
       cosines->shape(2) != sines->shape(2)) {
-    throw std::invalid_argument("cosines and sines have the shape [rows or 1, 1, dimensions]");
+    throw std::invalid_argument("cosines and sines have the shape [sequences or 1, new tokens, dimensions]");
   }
   const uint64_t dimensions = cosines->shape(2);
-  return {cosines->data(), sines->data(), dimensions, cosines->shape(0) == 1 ? 0 : dimensions};
+  return {cosines->data(), sines->data(), dimensions, cosines->shape(0) == 1 ? 0 : tokens * dimensions};
 }
+
+// The buffers of a cache for `rows` new tokens in all, and how many each sequence has.
+struct CacheEntries {
+  KeyValueCache cache;
+  uint64_t sequences;
+  uint64_t tokens;
+
+  CacheEntries(const AttentionShape& shape, const Entries& keys, const Entries& values, uint64_t length, uint64_t rows)
+      : cache{keys.data(), values.data(), length, keys.shape(2)}, sequences(keys.shape(0)), tokens(0) {
+    const auto fits = [&](const Entries& entries) {
+      return entries.shape(0) == sequences && entries.shape(1) == shape.key_value_heads &&
+             entries.shape(2) == cache.capacity && entries.shape(3) == shape.head_dimension;
+    };
+    if (sequences == 0 || rows == 0 || rows % sequences != 0 || !fits(keys) || !fits(values)) {
+      throw std::invalid_argument(
+          "keys and values have the shape [sequences, key-value heads, capacity, head dimension]");
+    }
+    tokens = rows / sequences;
+  }
+};
 
 void attention_step(const ProcessBoundEngine& engine, const HeldAttention& attention, Words2 x,
                     const std::optional<Angles>& cosines, const std::optional<Angles>& sines, Entries keys,
                     Entries values, uint64_t length, OutWords2 out) {
-  const AttentionShape& shape = attention.layer.shape;
-  const auto fits = [&](const Entries& entries) {
-    return entries.shape(0) == x.shape(0) && entries.shape(1) == shape.key_value_heads &&
-           entries.shape(2) == keys.shape(2) && entries.shape(3) == shape.head_dimension;
-  };
-  if (!fits(keys) || !fits(values)) {
-    throw std::invalid_argument("keys and values have the shape [rows, key-value heads, capacity, head dimension]");
-  }
+  const CacheEntries entries(attention.layer.shape, keys, values, length, x.shape(0));
   if (out.shape(0) != x.shape(0)) throw std::invalid_argument("the output has another number of rows");
-  const RotaryPositions positions = rotary_positions(cosines, sines, x.shape(0));
-  const KeyValueCache cache{keys.data(), values.data(), length, keys.shape(2)};
+  const RotaryPositions positions = rotary_positions(cosines, sines, entries.sequences, entries.tokens);
   nb::gil_scoped_release release;
-  engine.get().attention_step(attention.layer, rows_of(x), positions, cache, {out.data(), out.size()});
+  engine.get().attention_step(attention.layer, rows_of(x), entries.sequences, positions, entries.cache,
+                              {out.data(), out.size()});
+}
+
+void attend_projected(const ProcessBoundEngine& engine, const HeldAttention& attention, Words2 queries, Words2 new_keys,
+                      Words2 new_values, const std::optional<Angles>& cosines, const std::optional<Angles>& sines,
+                      Entries keys, Entries values, uint64_t length, OutWords2 out) {
+  const AttentionShape& shape = attention.layer.shape;
+  const uint64_t rows = queries.shape(0);
+  const CacheEntries entries(shape, keys, values, length, rows);
+  const auto fits = [&](const auto& array, uint64_t heads) {
+    return array.shape(0) == rows && array.shape(1) == heads * shape.head_dimension;
+  };
+  if (!fits(queries, shape.query_heads) || !fits(new_keys, shape.key_value_heads) ||
+      !fits(new_values, shape.key_value_heads) || !fits(out, shape.query_heads)) {
+    throw std::invalid_argument("queries, keys, values and output are [rows, heads * head dimension]");
+  }
+  const RotaryPositions positions = rotary_positions(cosines, sines, entries.sequences, entries.tokens);
+  const ProjectedTokens tokens{queries.data(), new_keys.data(), new_values.data(), entries.sequences, entries.tokens};
+  nb::gil_scoped_release release;
+  engine.get().attend_projected(attention.layer, tokens, positions, entries.cache, out.data());
 }
 
 void feed_forward_step(const ProcessBoundEngine& engine, const HeldNetwork& network, Words2 x, OutWords2 out) {
@@ -139,11 +171,22 @@ void feed_forward_step(const ProcessBoundEngine& engine, const HeldNetwork& netw
   engine.get().feed_forward_step(network.network, rows_of(x), {out.data(), out.size()});
 }
 
-void normalise(Words2 x, Vector weight, float epsilon, OutWords2 out) {
+void check_norm(const Words2& x, const Vector& weight, const OutWords2& out) {
   if (x.shape(1) != weight.shape(0)) throw std::invalid_argument("a norm has one weight for every value");
   if (out.shape(0) != x.shape(0) || out.shape(1) != x.shape(1)) throw std::invalid_argument("the output's shape");
+}
+
+void normalise(Words2 x, Vector weight, float epsilon, OutWords2 out) {
+  check_norm(x, weight, out);
   const UnlockedIfLong unlocked(x.size());
-  rms_norm({weight.data(), epsilon}, x.data(), x.shape(0), x.shape(1), out.data());
+  rms_norm({weight.data(), epsilon}, x.data(), x.shape(0), x.shape(1), out.data(),
+           simd::norm_kernels(best_instruction_set()));
+}
+
+void normalise_on_threads(const ProcessBoundEngine& engine, Words2 x, Vector weight, float epsilon, OutWords2 out) {
+  check_norm(x, weight, out);
+  nb::gil_scoped_release release;
+  engine.get().normalise({weight.data(), epsilon}, rows_of(x), out.data());
 }
 
 void small_linear(Words2 weights, Words2 x, OutWords2 out, const BiasWords& bias) {
@@ -201,8 +244,13 @@ void bind_steps(nb::module_& module) {
   module.def("attention_step", &attention_step, "engine"_a, "layer"_a, "x"_a.noconvert(),
              "cosines"_a.noconvert().none(), "sines"_a.noconvert().none(), "keys"_a.noconvert(), "values"_a.noconvert(),
              "length"_a, "out"_a.noconvert(),
-             "Attention of one new token of each row of x (BF16 patterns [rows, hidden]) to `length` cached ones; its "
-             "own keys and values are written behind them.");
+             "Attention of the new tokens of each sequence, the rows of x (BF16 patterns [rows, hidden]): one behind "
+             "`length` cached ones, or several behind none. Their own keys and values are written to the cache.");
+  module.def("attend_projected", &attend_projected, "engine"_a, "layer"_a, "queries"_a.noconvert(),
+             "new_keys"_a.noconvert(), "new_values"_a.noconvert(), "cosines"_a.noconvert().none(),
+             "sines"_a.noconvert().none(), "keys"_a.noconvert(), "values"_a.noconvert(), "length"_a,
+             "out"_a.noconvert(),
+             "The same between the matrices: all are BF16 patterns [rows, heads * head dimension].");
   module.def("feed_forward_step", &feed_forward_step, "engine"_a, "network"_a, "x"_a.noconvert(), "out"_a.noconvert(),
              "down(activation(gate x, up x)) of BF16 patterns [rows, hidden].");
   nb::class_<RouterFormula>(module, "RouterFormula")
@@ -220,6 +268,8 @@ void bind_steps(nb::module_& module) {
              "bias"_a.noconvert() = nb::none(), "out = x weights^T (+ bias) of BF16 patterns, on the calling thread.");
   module.def("rms_norm", &normalise, "x"_a.noconvert(), "weight"_a.noconvert(), "epsilon"_a, "out"_a.noconvert(),
              "out = x * weight / sqrt(mean(x^2) + epsilon) of BF16 patterns [rows, size], rounded once.");
+  module.def("rms_norm_on_threads", &normalise_on_threads, "engine"_a, "x"_a.noconvert(), "weight"_a.noconvert(),
+             "epsilon"_a, "out"_a.noconvert(), "The same on the engine's threads, for many rows.");
 }
 
 }  // namespace zipmoe

@@ -24,7 +24,7 @@ class HeadGroup {
     const uint64_t from = (row_ * shape_.key_value_heads + head_) * size;
     const uint64_t to = cache_offset() + cache_.length * size;
     std::vector<float> key(size);
-    prepare(inputs_.keys + from, inputs_.key_norm, key);
+    prepare_head(inputs_.keys + from, inputs_.key_norm, positions_, row_, 0, key);
     for (uint64_t i = 0; i < size; ++i) cache_.keys[to + i] = float_to_bfloat16(key[i]);
     std::copy_n(inputs_.values + from, size, cache_.values + to);
   }
@@ -38,7 +38,7 @@ class HeadGroup {
     std::vector<float> weights(positions);
     for (uint64_t i = 0; i < shared_by; ++i) {
       const uint64_t offset = (row_ * shape_.query_heads + head_ * shared_by + i) * size;
-      prepare(inputs_.queries + offset, inputs_.query_norm, query);
+      prepare_head(inputs_.queries + offset, inputs_.query_norm, positions_, row_, 0, query);
       for (float& value : query) value = round_to_bfloat16(value);
       kernels.scores({.keys = cache_.keys + cache_offset(),
                       .positions = positions,
@@ -60,21 +60,6 @@ class HeadGroup {
  private:
   uint64_t cache_offset() const {
     return (row_ * shape_.key_value_heads + head_) * cache_.capacity * shape_.head_dimension;
-  }
-
-  // Norm and rotation, in fp32.
-  void prepare(const uint16_t* from, const RmsNorm& norm, std::vector<float>& out) const {
-    for (uint64_t i = 0; i < out.size(); ++i) out[i] = bfloat16_to_float(from[i]);
-    if (norm.weight != nullptr) norm.apply(out.data(), out.size(), out.data());
-    const uint64_t half = positions_.dimensions / 2;
-    const uint16_t* cosines = positions_.cosines + row_ * positions_.stride;
-    const uint16_t* sines = positions_.sines + row_ * positions_.stride;
-    for (uint64_t i = 0; i < half; ++i) {
-      const float first = out[i];
-      const float second = out[half + i];
-      out[i] = first * bfloat16_to_float(cosines[i]) - second * bfloat16_to_float(sines[i]);
-      out[half + i] = second * bfloat16_to_float(cosines[half + i]) + first * bfloat16_to_float(sines[half + i]);
-    }
   }
 
   const AttentionShape& shape_;
@@ -100,9 +85,7 @@ void attend(const AttentionShape& shape, const AttentionInputs& inputs, const Ro
             const KeyValueCache& cache, uint16_t* out, ComputeThreads& threads, const simd::AttentionKernels& kernels) {
   shape.check();
   if (cache.length >= cache.capacity) throw std::invalid_argument("the key-value cache has no room for another token");
-  if (positions.dimensions % 2 != 0 || positions.dimensions > shape.head_dimension) {
-    throw std::invalid_argument("rotary positions have an even number of dimensions, at most those of a head");
-  }
+  positions.check(shape.head_dimension);
   threads.run(static_cast<uint32_t>(inputs.rows * shape.key_value_heads), [&](uint32_t task) {
     HeadGroup group(shape, inputs, positions, cache, task / shape.key_value_heads, task % shape.key_value_heads);
     group.append();

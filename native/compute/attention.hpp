@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "compute/compute_threads.hpp"
-#include "compute/rms_norm.hpp"
+#include "compute/head_preparation.hpp"
 #include "simd/attention_kernels.hpp"
 
 namespace zipmoe {
@@ -17,15 +17,6 @@ struct AttentionShape {
 
   // Throws std::invalid_argument.
   void check() const;
-};
-
-// Rotary positions (Su et al., arXiv 2104.09864) of the first `dimensions` values of a head, whose halves are rotated
-// against each other: out[i] = x[i] cos[i] -+ x[i +- dimensions / 2] sin[i].
-struct RotaryPositions {
-  const uint16_t* cosines = nullptr;  // BF16 [rows][dimensions], or [dimensions] for all rows
-  const uint16_t* sines = nullptr;
-  uint64_t dimensions = 0;  // even; 0: none
-  uint64_t stride = 0;      // values from one row to the next, 0 for the same ones
 };
 
 // BF16 [rows][key_value_heads][capacity][head_dimension]; `length` positions are there, the new one is written behind.

@@ -27,6 +27,15 @@ struct AttentionLayer {
   RmsNorm key_norm;
 };
 
+// Queries, keys and values of new tokens: BF16 [sequences][tokens][heads * head_dimension], not yet normed or rotated.
+struct ProjectedTokens {
+  const uint16_t* queries = nullptr;
+  const uint16_t* keys = nullptr;
+  const uint16_t* values = nullptr;
+  uint64_t sequences = 0;
+  uint64_t tokens = 0;  // of each sequence
+};
+
 // down(activation(gate x, up x)) with matrices of one record each.
 struct DenseNetwork {
   DenseProjection gate;

@@ -145,12 +145,17 @@ class Engine {
   // The feed-forward network of the expert that the open request handed out last: out BF16 [x.rows][rows of down].
   void feed_forward(RecordIndex record, const ExpertNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out);
 
-  // Parts of a decoder layer for one new token of each sequence (x.rows of them), with dense matrices only. Results do
-  // not depend on the number of rows either.
+  // Parts of a decoder layer with dense matrices only. Results do not depend on the number of sequences either.
   //
-  // Attention; the token's keys and values are written behind the cache's: out BF16 [x.rows][rows of the output].
-  void attention_step(const AttentionLayer& layer, const BFloat16Rows& x, const RotaryPositions& positions,
-                      const KeyValueCache& cache, std::span<uint16_t> out);
+  // Attention of as many new tokens of each of `sequences` as x.rows holds: one behind the cached ones, or several, a
+  // prompt, behind none. Their keys and values are written to the cache: out BF16 [x.rows][rows of the output].
+  void attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences,
+                      const RotaryPositions& positions, const KeyValueCache& cache, std::span<uint16_t> out);
+  // What of it lies between the matrices: out BF16 [sequences][tokens][query_heads * head_dimension].
+  void attend_projected(const AttentionLayer& layer, const ProjectedTokens& tokens, const RotaryPositions& positions,
+                        const KeyValueCache& cache, uint16_t* out);
+  // A norm of many rows: out BF16, the shape of x.
+  void normalise(const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out);
   // A feed-forward network: out BF16 [x.rows][rows of down].
   void feed_forward_step(const DenseNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out);
 
@@ -214,6 +219,8 @@ class Engine {
     uint16_t* out;     // BF16 [rows of x][columns]
     uint64_t columns;  // rows of the matrix
   };
+  void mix_values(const AttentionLayer& layer, const ProjectedTokens& tokens, const RotaryPositions& positions,
+                  const KeyValueCache& cache, uint16_t* out);
   void multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std::vector<DenseProduct>& products,
                         const simd::GemvKernels& kernels);
 

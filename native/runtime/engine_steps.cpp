@@ -1,21 +1,13 @@
-// Whole parts of a decoder layer for one new token of each sequence.
+// Whole parts of a decoder layer.
 #include <algorithm>
 #include <stdexcept>
 
 #include "compute/joint_gemv.hpp"
+#include "compute/prompt_attention.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/stopwatch.hpp"
 
 namespace zipmoe {
-namespace {
-
-// Results of a projection of some rows.
-struct ProjectedRows {
-  std::vector<uint16_t> values;
-  uint64_t columns = 0;
-};
-
-}  // namespace
 
 std::vector<Projection> Engine::projections(const DenseProjection& dense, uint64_t columns) const {
   std::vector<Projection> result;
@@ -33,39 +25,57 @@ std::vector<Projection> Engine::projections(const DenseProjection& dense, uint64
   return result;
 }
 
-void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, const RotaryPositions& positions,
-                            const KeyValueCache& cache, std::span<uint16_t> out) {
+void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences,
+                            const RotaryPositions& positions, const KeyValueCache& cache, std::span<uint16_t> out) {
   std::lock_guard lock(mutex_);
   require_open();
   const uint64_t hidden = x.columns();
   const AttentionShape& shape = layer.shape;
   shape.check();
   if (out.size() % x.rows != 0) throw std::invalid_argument("the output has another shape");
+  if (sequences == 0 || x.rows % sequences != 0)
+    throw std::invalid_argument("sequences have the same number of tokens");
   const uint64_t query_columns = shape.query_heads * shape.head_dimension;
   const uint64_t key_columns = shape.key_value_heads * shape.head_dimension;
   const Stopwatch stopwatch(counters_.compute_seconds);
   const simd::GemvKernels& kernels = simd::gemv_kernels(options_.instruction_set);
 
-  ProjectedRows queries{std::vector<uint16_t>(x.rows * query_columns), query_columns};
-  ProjectedRows keys{std::vector<uint16_t>(x.rows * key_columns), key_columns};
-  ProjectedRows values{std::vector<uint16_t>(x.rows * key_columns), key_columns};
+  std::vector<uint16_t> queries(x.rows * query_columns);
+  std::vector<uint16_t> keys(x.rows * key_columns);
+  std::vector<uint16_t> values(x.rows * key_columns);
   multiply_jointly(x, hidden,
-                   {{&layer.query, queries.values.data(), queries.columns},
-                    {&layer.key, keys.values.data(), keys.columns},
-                    {&layer.value, values.values.data(), values.columns}},
+                   {{&layer.query, queries.data(), query_columns},
+                    {&layer.key, keys.data(), key_columns},
+                    {&layer.value, values.data(), key_columns}},
                    kernels);
-  ProjectedRows attended{std::vector<uint16_t>(x.rows * query_columns), query_columns};
-  attend(shape,
-         {.rows = x.rows,
-          .queries = queries.values.data(),
-          .keys = keys.values.data(),
-          .values = values.values.data(),
-          .query_norm = layer.query_norm,
-          .key_norm = layer.key_norm},
-         positions, cache, attended.values.data(), *compute_threads_,
-         simd::attention_kernels(options_.instruction_set));
-  multiply_jointly({attended.values, x.rows}, query_columns, {{&layer.output, out.data(), out.size() / x.rows}},
-                   kernels);
+  std::vector<uint16_t> attended(x.rows * query_columns);
+  mix_values(layer, {queries.data(), keys.data(), values.data(), sequences, x.rows / sequences}, positions, cache,
+             attended.data());
+  multiply_jointly({attended, x.rows}, query_columns, {{&layer.output, out.data(), out.size() / x.rows}}, kernels);
+}
+
+void Engine::attend_projected(const AttentionLayer& layer, const ProjectedTokens& tokens,
+                              const RotaryPositions& positions, const KeyValueCache& cache, uint16_t* out) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  layer.shape.check();
+  const Stopwatch stopwatch(counters_.compute_seconds);
+  mix_values(layer, tokens, positions, cache, out);
+}
+
+void Engine::mix_values(const AttentionLayer& layer, const ProjectedTokens& tokens, const RotaryPositions& positions,
+                        const KeyValueCache& cache, uint16_t* out) {
+  if (tokens.tokens == 1) {
+    const AttentionInputs inputs{tokens.sequences, tokens.queries,   tokens.keys,
+                                 tokens.values,    layer.query_norm, layer.key_norm};
+    attend(layer.shape, inputs, positions, cache, out, *compute_threads_,
+           simd::attention_kernels(options_.instruction_set));
+  } else {
+    const PromptInputs inputs{tokens.sequences, tokens.tokens,    tokens.queries, tokens.keys,
+                              tokens.values,    layer.query_norm, layer.key_norm};
+    attend_prompt(layer.shape, inputs, positions, cache, out, *compute_threads_,
+                  simd::prompt_attention(options_.instruction_set));
+  }
 }
 
 void Engine::multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std::vector<DenseProduct>& products,
@@ -87,6 +97,14 @@ void Engine::multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std
     }
   }
   joint_gemv(joint, inputs, *compute_threads_, kernels);
+}
+
+void Engine::normalise(const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  const Stopwatch stopwatch(counters_.compute_seconds);
+  rms_norm(norm, x.values.data(), x.rows, x.columns(), out, simd::norm_kernels(options_.instruction_set),
+           *compute_threads_);
 }
 
 void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out) {

@@ -1,7 +1,7 @@
 // Attention kernels for the instruction set AVX-512.
 #if defined(__x86_64__)
 #include "simd/wide_code.hpp"
-#define ZIPMOE_ATTENTION_CODE ZIPMOE_AVX512_CODE
+#define ZIPMOE_VECTOR_CODE ZIPMOE_AVX512_CODE
 #include "simd/attention_body.hpp"
 
 namespace zipmoe::simd {

@@ -1,38 +1,18 @@
 // The kernels of attention_kernels.hpp, written once in vectors of 16 values, which the compiler lays out for the
-// instruction set of the translation unit that includes this. ZIPMOE_ATTENTION_CODE marks the functions
+// instruction set of the translation unit that includes this. ZIPMOE_VECTOR_CODE marks the functions
 // (wide_code.hpp).
 #pragma once
 #include "simd/attention_kernels.hpp"
+#include "simd/lane_vectors.hpp"
 
 namespace zipmoe::simd {
 namespace {
 
-typedef float Floats16 __attribute__((vector_size(64)));
-typedef uint32_t Words16 __attribute__((vector_size(64)));
-typedef uint16_t Halves16 __attribute__((vector_size(32)));
-typedef float Floats8 __attribute__((vector_size(32)));
-typedef float Floats4 __attribute__((vector_size(16)));
-
-static_assert(sizeof(Floats16) == kAttentionLanes * sizeof(float));
-
-ZIPMOE_ATTENTION_CODE inline __attribute__((always_inline)) void widen(const uint16_t* values, Floats16& out) {
-  Halves16 halves;
-  __builtin_memcpy(&halves, values, sizeof halves);
-  const Words16 words = __builtin_convertvector(halves, Words16) << 16;
-  out = (Floats16)words;
-}
-
-ZIPMOE_ATTENTION_CODE inline __attribute__((always_inline)) float sum_of_lanes(const Floats16& lanes) {
-  const Floats8 eight = __builtin_shufflevector(lanes, lanes, 0, 1, 2, 3, 4, 5, 6, 7) +
-                        __builtin_shufflevector(lanes, lanes, 8, 9, 10, 11, 12, 13, 14, 15);
-  const Floats4 four =
-      __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
-  return (four[0] + four[2]) + (four[1] + four[3]);
-}
+static_assert(kVectorLanes == kAttentionLanes);
 
 // `count` is a constant of each caller.
-ZIPMOE_ATTENTION_CODE inline __attribute__((always_inline)) void score_positions(const AttentionScoresRun& run,
-                                                                                 uint64_t first, const uint64_t count) {
+ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void score_positions(const AttentionScoresRun& run,
+                                                                              uint64_t first, const uint64_t count) {
   constexpr uint64_t positions_max = 4;
   Floats16 lanes[positions_max] = {};
   for (uint64_t dimension = 0; dimension < run.head_dimension; dimension += kAttentionLanes) {
@@ -49,15 +29,15 @@ ZIPMOE_ATTENTION_CODE inline __attribute__((always_inline)) void score_positions
   for (uint64_t i = 0; i < count; ++i) run.scores[first + i] = sum_of_lanes(lanes[i]) * run.scale;
 }
 
-ZIPMOE_ATTENTION_CODE inline __attribute__((always_inline)) void score(const AttentionScoresRun& run) {
+ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void score(const AttentionScoresRun& run) {
   uint64_t position = 0;
   for (; position + 4 <= run.positions; position += 4) score_positions(run, position, 4);
   for (; position < run.positions; ++position) score_positions(run, position, 1);
 }
 
 // `count` vectors of dimensions from `begin` on; a constant of each caller.
-ZIPMOE_ATTENTION_CODE inline __attribute__((always_inline)) void mix_dimensions(const AttentionMixRun& run,
-                                                                                uint64_t begin, const uint64_t count) {
+ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void mix_dimensions(const AttentionMixRun& run, uint64_t begin,
+                                                                             const uint64_t count) {
   constexpr uint64_t vectors_max = 4;
   Floats16 sums[vectors_max] = {};
   for (uint64_t position = 0; position < run.positions; ++position) {
@@ -75,7 +55,7 @@ ZIPMOE_ATTENTION_CODE inline __attribute__((always_inline)) void mix_dimensions(
     __builtin_memcpy(run.out + begin + i * kAttentionLanes, &sums[i], sizeof sums[i]);
 }
 
-ZIPMOE_ATTENTION_CODE inline __attribute__((always_inline)) void mix(const AttentionMixRun& run) {
+ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void mix(const AttentionMixRun& run) {
   uint64_t dimension = 0;
   for (; dimension + 4 * kAttentionLanes <= run.head_dimension; dimension += 4 * kAttentionLanes) {
     mix_dimensions(run, dimension, 4);

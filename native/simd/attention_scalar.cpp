@@ -1,5 +1,5 @@
 // Attention kernels for the instruction set of the baseline.
-#define ZIPMOE_ATTENTION_CODE
+#define ZIPMOE_VECTOR_CODE
 #include "simd/attention_body.hpp"
 
 namespace zipmoe::simd {

@@ -107,7 +107,7 @@ struct Attention {
   Words angles = Words(64);
 
   void run(Engine& engine) {
-    engine.attention_step(layer, {std::span(x).first(values), rows}, {angles.data(), angles.data(), rotated, 0},
+    engine.attention_step(layer, {std::span(x).first(values), rows}, rows, {angles.data(), angles.data(), rotated, 0},
                           {keys.data(), cached_values.data(), length, capacity}, std::span(out).first(outputs));
   }
 };

@@ -39,18 +39,23 @@ bool refused(const Call& call) {
   return false;
 }
 
-void test_norms() {
+void test_norms(const simd::NormKernels& kernels, std::vector<Words>& results) {
+  ComputeThreads threads(3);
   for (const uint64_t size : {1, 7, 8, 13, 64, 2048, 4097}) {
     for (const float scale : {1e-5f, 1.0f, 1e4f}) {
-      constexpr uint64_t rows = 3;
+      constexpr uint64_t rows = 7;
       const Words x = gaussian(rows * size, size, scale);
       const Words weight = gaussian(size, size + 1, 1.0f);
       const RmsNorm norm{weight.data(), 1e-6f};
       Words together(x.size());
-      rms_norm(norm, x.data(), rows, size, together.data());
+      rms_norm(norm, x.data(), rows, size, together.data(), kernels);
+      Words on_threads(x.size());
+      rms_norm(norm, x.data(), rows, size, on_threads.data(), kernels, threads);
+      assert(on_threads == together);
+      results.push_back(together);
       for (uint64_t row = 0; row < rows; ++row) {
         Words alone(size);
-        rms_norm(norm, x.data() + row * size, 1, size, alone.data());
+        rms_norm(norm, x.data() + row * size, 1, size, alone.data(), kernels);
         double squares = 0.0;
         for (uint64_t i = 0; i < size; ++i) squares += std::pow(bfloat16_to_float(x[row * size + i]), 2.0);
         const double factor = 1.0 / std::sqrt(squares / static_cast<double>(size) + 1e-6f);
@@ -65,9 +70,19 @@ void test_norms() {
   Words in_place = gaussian(16, 3, 1.0f);
   const Words before = in_place, weight = gaussian(16, 4, 1.0f);
   Words apart(16);
-  rms_norm({weight.data(), 0.1f}, before.data(), 1, 16, apart.data());
-  rms_norm({weight.data(), 0.1f}, in_place.data(), 1, 16, in_place.data());
+  rms_norm({weight.data(), 0.1f}, before.data(), 1, 16, apart.data(), kernels);
+  rms_norm({weight.data(), 0.1f}, in_place.data(), 1, 16, in_place.data(), kernels);
   assert(in_place == apart);
+}
+
+void test_norms() {
+  std::vector<Words> expected;
+  test_norms(simd::norm_kernels(InstructionSet::scalar), expected);
+  for (const InstructionSet instruction_set : supported_instruction_sets()) {
+    std::vector<Words> found;
+    test_norms(simd::norm_kernels(instruction_set), found);
+    assert(found == expected);
+  }
 }
 
 struct Routed {

@@ -173,6 +173,32 @@ def attention_step(
     length: int,
     out: npt.NDArray[np.uint16],
 ) -> None: ...
+def attend_projected(
+    engine: Engine,
+    layer: AttentionLayer,
+    queries: npt.NDArray[np.uint16],
+    new_keys: npt.NDArray[np.uint16],
+    new_values: npt.NDArray[np.uint16],
+    cosines: npt.NDArray[np.uint16] | None,
+    sines: npt.NDArray[np.uint16] | None,
+    keys: npt.NDArray[np.uint16],
+    values: npt.NDArray[np.uint16],
+    length: int,
+    out: npt.NDArray[np.uint16],
+) -> None: ...
+def attends_prompts(instruction_set: str = "") -> bool: ...
+def attend_prompt(
+    queries: npt.NDArray[np.uint16],
+    keys: npt.NDArray[np.uint16],
+    values: npt.NDArray[np.uint16],
+    scale: float,
+    cached_keys: npt.NDArray[np.uint16],
+    cached_values: npt.NDArray[np.uint16],
+    out: npt.NDArray[np.uint16],
+    threads: ComputeThreads,
+    *,
+    instruction_set: str = "",
+) -> None: ...
 def feed_forward_step(
     engine: Engine, network: DenseNetwork, x: npt.NDArray[np.uint16], out: npt.NDArray[np.uint16]
 ) -> None: ...
@@ -194,6 +220,13 @@ def small_linear(
 ) -> None: ...
 def rms_norm(
     x: npt.NDArray[np.uint16], weight: npt.NDArray[np.uint16], epsilon: float, out: npt.NDArray[np.uint16]
+) -> None: ...
+def rms_norm_on_threads(
+    engine: Engine,
+    x: npt.NDArray[np.uint16],
+    weight: npt.NDArray[np.uint16],
+    epsilon: float,
+    out: npt.NDArray[np.uint16],
 ) -> None: ...
 
 class Engine:

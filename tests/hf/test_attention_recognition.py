@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3
 from transformers.models.qwen3_moe.modeling_qwen3_moe import apply_rotary_pos_emb
 
+from zipmoe import _native
 from zipmoe.hf.fused_attention import FusedAttention, fuse_attention
 
 
@@ -71,11 +72,23 @@ def test_other_rotations_differ_at_the_first_use(packed_model, calls, rotation):
         attend, cache = Attention(model), DynamicCache()
         attend.module.__class__ = attention_with(rotation)
         assert fuse_attention(attend.module)
-        attend(cache, tokens=5)
+        attend(cache)  # the family's: the cache is empty
         attend(cache)
         assert attend.module._zipmoe_native is None
         attend(cache)
         assert calls.attention == 1
+
+
+@pytest.mark.skipif(not _native.attends_prompts(), reason="this machine has no kernel for prompts")
+@pytest.mark.parametrize("rotation", [interleaved, backwards, not_at_all, only_queries, doubled])
+def test_other_rotations_differ_at_the_first_prompt(packed_model, rotation):
+    model = load(packed_model("qwen3_moe").folder, fused_steps=False)
+    with model.zipmoe_engine:
+        attend, cache = Attention(model), DynamicCache()
+        attend.module.__class__ = attention_with(rotation)
+        assert fuse_attention(attend.module)
+        attend(cache, tokens=5)
+        assert attend.module._zipmoe_native is None
 
 
 def test_a_rotation_of_some_dimensions(packed_model, calls):

@@ -29,7 +29,14 @@ for few rows only."""
 
 
 STEP_ROWS_MAX = min(FUSED_ROWS_MAX[_native.gemv_instruction_set()], 64)
-"""Up to this many rows, norms, routers and small matrices that one thread computes are faster so than with torch."""
+"""Up to this many rows, steps of attention, routers and small matrices are faster so than with torch."""
+
+PROMPT_ROWS_MAX = FUSED_ROWS_MAX
+"""By instruction set: up to this many rows dense feed-forward networks, and the four matrices around the attention of a
+prompt, are computed in one call. The attention between them is native for any number."""
+
+NORM_ROWS_MAX = sys.maxsize
+"""Up to this many rows norms are faster so than with torch."""
 
 
 class CacheBuffers(Protocol):
@@ -54,6 +61,10 @@ class FusedCompute:
         kernels = _native.gemv_instruction_set(engine._instruction_set)
         self.rows_max = FUSED_ROWS_MAX[kernels]
         """Up to this many rows of inputs the kernels are faster than decoding and torch's product, or as fast."""
+        self.prompt_rows_max = PROMPT_ROWS_MAX[kernels]
+        """Up to this many rows ``feed_forward`` and ``prompt_attention`` are."""
+        self.attends_prompts = _native.attends_prompts(engine._instruction_set)
+        """Whether there is a kernel for the attention of several new tokens of a sequence."""
 
     def takes(self, rows: int) -> bool:
         """Whether products with so many rows of inputs are the kernels'."""
@@ -119,6 +130,79 @@ class FusedCompute:
         Returns:
             BF16, the shape of ``x``.
         """
+        return self._attention(layer, x, cosines, sines, keys_and_values, tokens)
+
+    def prompt_attention(
+        self,
+        layer: _native.AttentionLayer,
+        x: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        keys_and_values: CacheBuffers,
+    ) -> torch.Tensor:
+        """Causal attention of several new tokens of each sequence, behind none that are cached.
+
+        Args:
+            layer: its matrices and heads.
+            x: BF16 [sequences, tokens, hidden], contiguous.
+            cosines: BF16 [sequences or 1, tokens, rotated dimensions], contiguous.
+            sines: as ``cosines``.
+            keys_and_values: the cache's buffers, empty and with room for the tokens.
+
+        Returns:
+            BF16, the shape of ``x``.
+        """
+        return self._attention(layer, x, cosines, sines, keys_and_values, 0)
+
+    def attend_prompt(
+        self,
+        layer: _native.AttentionLayer,
+        projected: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        keys_and_values: CacheBuffers,
+    ) -> torch.Tensor:
+        """``prompt_attention`` between its matrices.
+
+        Args:
+            layer: its heads.
+            projected: queries, keys and values, BF16 [sequences, tokens, heads * dimensions], contiguous, before norms
+                and rotation.
+            cosines: as for ``prompt_attention``.
+            sines: as ``cosines``.
+            keys_and_values: as for ``prompt_attention``.
+
+        Returns:
+            BF16, the shape of the queries: what the output's matrix is given.
+        """
+        engine = self._engine
+        out = torch.empty_like(projected[0])
+        queries, keys, values, mixed = (bfloat16_words(part.view(-1, part.shape[-1])) for part in (*projected, out))
+        with engine._exclusive(), named_record_errors(engine._catalogue):
+            _native.attend_projected(
+                engine._native,
+                layer,
+                queries,
+                keys,
+                values,
+                bfloat16_words(cosines),
+                bfloat16_words(sines),
+                keys_and_values.key_words,
+                keys_and_values.value_words,
+                0,
+                mixed,
+            )
+        return out
+
+    def _attention(
+        self,
+        layer: _native.AttentionLayer,
+        x: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        keys_and_values: CacheBuffers,
+        tokens: int,
+    ) -> torch.Tensor:
         engine = self._engine
         out = torch.empty_like(x)
         hidden = x.shape[-1]
@@ -133,6 +217,25 @@ class FusedCompute:
                 keys_and_values.value_words,
                 tokens,
                 bfloat16_words(out.view(-1, hidden)),
+            )
+        return out
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """An RMS norm of many rows, on the engine's threads.
+
+        Args:
+            x: BF16 [n, size], contiguous.
+            weight: BF16 [size], contiguous.
+            epsilon: added to the mean of the squares.
+
+        Returns:
+            BF16, the shape of ``x``.
+        """
+        engine = self._engine
+        out = torch.empty_like(x)
+        with engine._exclusive(), named_record_errors(engine._catalogue):
+            _native.rms_norm_on_threads(
+                engine._native, bfloat16_words(x), bfloat16_words(weight), epsilon, bfloat16_words(out)
             )
         return out
 

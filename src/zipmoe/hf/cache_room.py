@@ -26,13 +26,21 @@ _PROMISE = "_zipmoe_promised_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class _Buffers:
+class KeyValueBuffers:
     """BF16 [sequences, heads, capacity, head dimension], and the same memory as uint16."""
 
     keys: torch.Tensor
     values: torch.Tensor
     key_words: npt.NDArray[np.uint16]
     value_words: npt.NDArray[np.uint16]
+
+    @classmethod
+    def empty(cls, sequences: int, heads: int, capacity: int, dimension: int) -> Self:
+        """Not yet written."""
+        keys, values = (
+            torch.empty((sequences, heads, capacity, dimension), dtype=torch.bfloat16, device="cpu") for _ in range(2)
+        )
+        return cls(keys, values, bfloat16_words(keys), bfloat16_words(values))
 
 
 class CacheRoom:
@@ -46,12 +54,10 @@ class CacheRoom:
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, capacity: int) -> None:
         sequences, heads, tokens, dimension = keys.shape
-        key_buffer = keys.new_empty((sequences, heads, capacity, dimension))
-        value_buffer = values.new_empty((sequences, heads, capacity, dimension))
-        key_buffer[:, :, :tokens] = keys
-        value_buffer[:, :, :tokens] = values
         self.capacity = capacity
-        made = _Buffers(key_buffer, value_buffer, bfloat16_words(key_buffer), bfloat16_words(value_buffer))
+        made = KeyValueBuffers.empty(sequences, heads, capacity, dimension)
+        made.keys[:, :, :tokens] = keys
+        made.values[:, :, :tokens] = values
         # In a list of its own, so that dropping them needs no reference to the room and makes no cycle.
         self._held = held = [made]
         self._drop: Callable[[Any], None] = lambda _: held.clear()

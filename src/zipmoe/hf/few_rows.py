@@ -9,8 +9,8 @@ import torch
 from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 
 
-def few_rows(x: Any, columns: int) -> bool:
-    """Whether ``x`` is BF16 (..., columns) with at most ``STEP_ROWS_MAX`` rows, contiguous on the CPU, and neither
+def few_rows(x: Any, columns: int, rows_max: int = STEP_ROWS_MAX) -> bool:
+    """Whether ``x`` is BF16 (..., columns) with at most ``rows_max`` rows, contiguous on the CPU, and neither
     gradients nor the conversions of ``torch.autocast`` are asked for.
     """
     return (
@@ -18,7 +18,7 @@ def few_rows(x: Any, columns: int) -> bool:
         and x.dtype is torch.bfloat16
         and x.dim() > 0
         and x.shape[-1] == columns
-        and 0 < x.numel() <= STEP_ROWS_MAX * columns
+        and 0 < x.numel() <= rows_max * columns
         and x.is_contiguous()
         and x.is_cpu
         and not records_gradients(x)

@@ -1,4 +1,4 @@
-"""Attention of one new token of each sequence in one call of the native core.
+"""Attention of one new token of each sequence, or of whole prompts, in one call of the native core.
 
 For modules of the widespread shape: projections of queries, keys, values and output, norms of the heads or none, rotary
 positions, scaled dot products with a ``DynamicCache``. Which module is one is told by its parts, its attributes and
@@ -9,6 +9,7 @@ call (docs/compute.md).
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from zipmoe.hf.implementation_choice import attention_implementation, sdpa_is_tr
 from zipmoe.hf.mentioned_names import mentioned_names
 from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_linear import PackedLinear
+from zipmoe.hf.prompt_attention import PromptAttention, hold, takes_prompt
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _NORMS = ("q_norm", "k_norm")
@@ -96,19 +98,22 @@ class _Native:
     """Of the inputs."""
     compute: FusedCompute
     ingredients: NativeIngredients
+    prompts: PromptAttention
     checked: bool = False
-    """Whether a use has shown that it computes the same."""
+    """Whether a step has shown that it computes the same. Prompts have a check of their own."""
 
 
 @dataclass(slots=True)
 class _Call:
-    """What a call of attention for one new token is given."""
+    """What a call of attention is given."""
 
     native: _Native
     hidden_states: torch.Tensor
     cosines: torch.Tensor
     sines: torch.Tensor
+    cache: Any
     cache_layer: Any
+    """None for a prompt, which starts one."""
 
 
 class FusedAttention(FusedModule):
@@ -123,6 +128,8 @@ class FusedAttention(FusedModule):
         call = None if args or self._zipmoe_native is None else self._call(self._zipmoe_native, kwargs)
         if call is None:
             return super().forward(*args, **kwargs)
+        if call.cache_layer is None:
+            return self._prompt(call, kwargs)
         if call.native.checked:
             return self._attend(call), None
         held = call.cache_layer
@@ -142,6 +149,22 @@ class FusedAttention(FusedModule):
             call.native.checked = True
         return output
 
+    def _prompt(self, call: _Call, kwargs: dict[str, Any]) -> Any:
+        """Attention of a prompt, which the cache holds afterwards."""
+        prompts, given = call.native.prompts, (call.hidden_states, call.cosines, call.sines)
+        if prompts.checked:
+            output, entries = prompts.attend(self, *given)
+            hold(call.cache, self.layer_idx, entries)
+            return output, None
+        own = super().forward(**kwargs)
+        layer = call.cache.layers[self.layer_idx]
+        verdict = prompts.agrees(self, *given, (own[0], layer.keys, layer.values), _INFORMATIVE_SINE)
+        if verdict is False:
+            self._zipmoe_native = None
+        elif verdict:
+            prompts.checked = True
+        return own
+
     def _attend(self, call: _Call, room: CacheRoom | None = None) -> torch.Tensor:
         """The output; the cache grows by a token, or, for a room of its own, is left alone."""
         layer = call.cache_layer
@@ -160,9 +183,8 @@ class FusedAttention(FusedModule):
         positions = options.get("position_embeddings")
         cache: Any = next((options[name] for name in _CACHE_NAMES if options.get(name) is not None), None)
         if (
-            not few_rows(hidden, native.columns)
+            not few_rows(hidden, native.columns, sys.maxsize)
             or hidden.dim() != 3
-            or hidden.shape[1] != 1
             or not self._is_ready()
             or options.get("attention_mask") is not None
             or not is_plain(cache)
@@ -174,19 +196,24 @@ class FusedAttention(FusedModule):
             if value is not None and value is not False and name not in _GIVEN and name not in _HARMLESS_OPTIONS:
                 return None
         cosines, sines = positions
-        layers = cache.layers
-        layer: Any = layers[self.layer_idx] if self.layer_idx < len(layers) else None
-        rows = hidden.shape[0]
-        if not self._takes(layer, rows, native.heads):
-            return None
-        if not (_angles(cosines, rows, native.heads[2]) and _angles(sines, rows, native.heads[2])):
+        rows, tokens = hidden.shape[:2]
+        layer: Any = None
+        if tokens > 1:
+            if options.get("is_causal") is not None or not self._takes_prompt(native, cache, tokens):
+                return None
+        else:
+            layers = cache.layers
+            layer = layers[self.layer_idx] if self.layer_idx < len(layers) else None
+            if rows > STEP_ROWS_MAX or not self._takes(layer, rows, native.heads):
+                return None
+        if not all(_angles(angles, rows, tokens, native.heads[2]) for angles in positions):
             return None
         if cosines.shape != sines.shape:
             return None
         current: _Native | None = up_to_date(self, _native_attention)
         if current is None:
             return None
-        return _Call(current, hidden, cosines, sines, layer)
+        return _Call(current, hidden, cosines, sines, cache, layer)
 
     def zipmoe_makes_room(self, layer: Any, sequences: int) -> bool:
         """Whether a token of each of ``sequences`` would be written behind what a cache's layer holds, if it comes
@@ -215,6 +242,16 @@ class FusedAttention(FusedModule):
         """Whether a cache's layer holds what the native core reads, all of which a token attends to."""
         window = vars(self).get("sliding_window")
         return _usable(layer, rows, heads) and (window is None or layer.keys.shape[2] + 1 <= window)
+
+    def _takes_prompt(self, native: _Native, cache: Any, tokens: int) -> bool:
+        """Whether several new tokens attend to themselves and those before them, and to nothing else."""
+        window = vars(self).get("sliding_window")
+        return (
+            native.compute.attends_prompts
+            and getattr(self, "is_causal", True) is True
+            and (window is None or tokens <= window)
+            and takes_prompt(cache, self.layer_idx)
+        )
 
 
 def is_plain(cache: Any) -> bool:
@@ -245,13 +282,13 @@ def _usable(layer: Any, rows: int, heads: tuple[int, int, int]) -> bool:
     )
 
 
-def _angles(angles: Any, rows: int, head_dimension: int) -> bool:
+def _angles(angles: Any, rows: int, tokens: int, head_dimension: int) -> bool:
     return (
         isinstance(angles, torch.Tensor)
         and angles.dtype is torch.bfloat16
         and angles.dim() == 3
         and angles.shape[0] in (1, rows)
-        and angles.shape[1] == 1
+        and angles.shape[1] == tokens
         and 0 < angles.shape[2] <= head_dimension
         and angles.shape[2] % 2 == 0
         and angles.is_contiguous()
@@ -259,9 +296,9 @@ def _angles(angles: Any, rows: int, head_dimension: int) -> bool:
 
 
 def fuse_attention(module: Any) -> bool:
-    """Let the native core compute single tokens of ``module`` from now on, if it is attention of the known shape.
+    """Let the native core compute single tokens and prompts of ``module`` from now on.
 
-    Its weights must be there.
+    That is, if it is attention of the known shape. Its weights must be there.
     """
     original = type(module)
     if not _has_known_parts(module) or not _known_code(original):
@@ -316,7 +353,8 @@ def _native_attention(module: Any) -> _Native | None:
     )
     layer = _native.AttentionLayer(query, key, value, output, heads, module.scaling, query_norm, key_norm)
     ingredients = NativeIngredients(module, _BUILT_IN, (*_PROJECTIONS, *_NORMS))
-    return _Native(layer, heads, parts[0].in_features, compute, ingredients)
+    prompts = PromptAttention(compute, layer, heads)
+    return _Native(layer, heads, parts[0].in_features, compute, ingredients, prompts)
 
 
 def _heads(module: Any, parts: list[Any]) -> tuple[int, int, int] | None:

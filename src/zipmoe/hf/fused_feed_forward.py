@@ -45,7 +45,7 @@ class FusedFeedForward(FusedModule):
         """As the family's module."""
         native: _Native | None = self._zipmoe_native
         if native is not None:
-            fits = not kwargs and len(args) == 1 and few_rows(args[0], native.columns)
+            fits = not kwargs and len(args) == 1 and few_rows(args[0], native.columns, native.compute.prompt_rows_max)
             native = up_to_date(self, _native_network) if fits and self._zipmoe_stands_for_own() else None
         if native is None:
             output: torch.Tensor = super().forward(*args, **kwargs)

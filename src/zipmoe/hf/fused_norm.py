@@ -1,4 +1,4 @@
-"""RMS norms of few rows in the native core: one call instead of six of torch."""
+"""RMS norms in the native core: one call, and one pass over the rows, instead of six of torch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import torch
 
 from zipmoe import _native
 from zipmoe.engine.bfloat16_words import bfloat16_words
+from zipmoe.engine.fused_compute import NORM_ROWS_MAX, FusedCompute
 from zipmoe.hf.few_rows import few_rows, readable_weight
 from zipmoe.hf.fused_module import FusedModule, fuse
 
 _EPSILON_NAMES = ("variance_epsilon", "eps", "epsilon")
+_VALUES_FOR_THREADS = 1 << 17
+"""From so many values on, several threads are faster: one needs some tens of microseconds for them."""
 _ONE_STEP = 2.0**-7
 """Between neighbouring BF16 values, relative to the smaller one."""
 
@@ -20,6 +23,7 @@ class FusedNorm(FusedModule):
     """Placed before the family's class."""
 
     _zipmoe_epsilon_name: str
+    _zipmoe_compute: FusedCompute | None
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """(..., size) to the same shape, as the family's norm."""
@@ -28,14 +32,17 @@ class FusedNorm(FusedModule):
         epsilon: Any = vars(self).get(self._zipmoe_epsilon_name)
         if (
             not readable_weight(weight, 1)
-            or not few_rows(x, len(weight))
+            or not few_rows(x, len(weight), NORM_ROWS_MAX)
             or type(epsilon) is not float
             or not self._zipmoe_stands_for_own()
         ):
             output: torch.Tensor = super().forward(*args, **kwargs)
             return output
-        out = torch.empty_like(x)
         shape = (-1, len(weight))
+        if self._zipmoe_compute is not None and x.numel() >= _VALUES_FOR_THREADS:
+            rows = self._zipmoe_compute.norm(x.detach().view(shape), weight.detach(), epsilon)
+            return rows.view(x.shape)
+        out = torch.empty_like(x)
         _native.rms_norm(
             bfloat16_words(x.detach().view(shape)),
             bfloat16_words(weight.detach()),
@@ -79,9 +86,11 @@ def _epsilon_name(module: Any) -> str:
     return next((name for name in _EPSILON_NAMES if name in vars(module)), "")
 
 
-def fuse_norm(module: Any) -> bool:
-    """Let the native core compute few rows of ``module`` from now on, if it computes the same."""
+def fuse_norm(module: Any, compute: FusedCompute | None = None) -> bool:
+    """Let the native core compute ``module`` from now on, if it computes the same; many rows on the engine's threads,
+    where ``compute`` is given.
+    """
     if norm_epsilon(module) is None:
         return False
-    fuse(module, FusedNorm, _zipmoe_epsilon_name=_epsilon_name(module))
+    fuse(module, FusedNorm, _zipmoe_epsilon_name=_epsilon_name(module), _zipmoe_compute=compute)
     return True

@@ -1,10 +1,11 @@
-"""Parts of a model that take few rows through the native core as one call, for the mode ``fast``."""
+"""Parts of a model that are one call of the native core each, for the mode ``fast``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.fused_attention import FusedAttention, fuse_attention
 from zipmoe.hf.fused_feed_forward import FusedFeedForward, fuse_feed_forward
 from zipmoe.hf.fused_linear import FusedLinear, fuse_linear
@@ -39,8 +40,8 @@ class FusedSteps:
         return ", ".join(f"{count} {one if count == 1 else more}" for count, one, more in parts if count)
 
 
-def fuse_steps(model: Any) -> None:
-    """Let the native core compute what it can of ``model``, whose weights are there and whose engine computes."""
+def fuse_steps(model: Any, compute: FusedCompute) -> None:
+    """Let the native core compute what it can of ``model``, whose weights are there and whose engine computes so."""
     modules = list(model.modules())
     blocks = [module for module in modules if any(isinstance(child, PackedExperts) for child in module.children())]
     for module in modules:
@@ -48,7 +49,7 @@ def fuse_steps(model: Any) -> None:
         fuse_attention(module)
         fuse_feed_forward(module)
     for module in modules:
-        fuse_norm(module)
+        fuse_norm(module, compute)
         fuse_linear(module)
     for block in blocks:
         for child in block.children():

@@ -108,9 +108,9 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
             if hasattr(module, "config") and hasattr(module.config, "_is_quantized"):
                 del module.config._is_quantized
         guard_model(model, self._folder, self._slot.engine, self.quantization_config)
-        computes = self._slot.engine.fused is not None and model.dtype == torch.bfloat16
-        if computes and self.quantization_config.fused_steps:
-            fuse_steps(model)
+        compute = self._slot.engine.fused if model.dtype == torch.bfloat16 else None
+        if compute is not None and self.quantization_config.fused_steps:
+            fuse_steps(model, compute)
         watch_budget(model, self._slot.engine)
         if may_look_ahead(self._slot.engine, self.quantization_config.look_ahead):
             model.zipmoe_look_ahead = LookAheadChain(self._slot.engine)

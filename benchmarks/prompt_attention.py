@@ -1,0 +1,81 @@
+"""Causal attention of a prompt: the native kernel beside torch's scaled_dot_product_attention, in turns.
+
+    OMP_WAIT_POLICY=passive python benchmarks/prompt_attention.py --tokens 128 512 2048
+
+Prints the median milliseconds of both and their ratio, and the errors against FP64, relative to the length of the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from zipmoe import _native
+
+
+def words(tensor: torch.Tensor):
+    """BF16 patterns, where they lie."""
+    return tensor.view(torch.uint16).numpy()
+
+
+def main() -> None:
+    """Measure as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 128, 512, 1024])
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--key-value-heads", type=int, default=16)
+    parser.add_argument("--dimensions", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--instruction-set", default="")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    threads = _native.ComputeThreads(options.threads)
+    scale = options.dimensions**-0.5
+    for tokens in options.tokens:
+        generator = torch.Generator().manual_seed(tokens)
+        shapes = [(1, tokens, heads, options.dimensions) for heads in (options.heads, *[options.key_value_heads] * 2)]
+        queries, keys, values = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
+        cached = [torch.empty_like(keys.transpose(1, 2).contiguous()) for _ in range(2)]
+        out = torch.empty_like(queries)
+        by_head = [part.transpose(1, 2) for part in (queries, keys, values)]
+        shares = options.heads != options.key_value_heads
+
+        def native(arrays=(queries, keys, values), cached=cached, out=out) -> torch.Tensor:
+            _native.attend_prompt(
+                *map(words, arrays),
+                scale,
+                *map(words, cached),
+                words(out),
+                threads,
+                instruction_set=options.instruction_set,
+            )
+            return out
+
+        def of_torch(arrays=by_head, shares=shares) -> torch.Tensor:
+            attention = torch.nn.functional.scaled_dot_product_attention
+            mixed = attention(*arrays, scale=scale, is_causal=True, enable_gqa=shares)
+            return mixed.transpose(1, 2).contiguous()
+
+        seconds: dict[str, list[float]] = {"native": [], "torch": []}
+        for _ in range(options.rounds):
+            for name, function in (("native", native), ("torch", of_torch)):
+                begin = time.perf_counter()
+                function()
+                seconds[name].append(time.perf_counter() - begin)
+        wide = [part.double() for part in by_head]
+        exact = torch.nn.functional.scaled_dot_product_attention(*wide, scale=scale, is_causal=True, enable_gqa=shares)
+        exact = exact.transpose(1, 2)
+        errors = [((one().double() - exact).norm() / exact.norm()).item() for one in (native, of_torch)]
+        medians = {name: 1e3 * statistics.median(taken) for name, taken in seconds.items()}
+        print(
+            f"{tokens} tokens: native {medians['native']:.2f} ms, torch {medians['torch']:.2f} ms, "
+            f"{medians['torch'] / medians['native']:.1f} times; errors {errors[0]:.5f} and {errors[1]:.5f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
