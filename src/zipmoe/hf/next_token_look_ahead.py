@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from zipmoe.hf.few_rows import records_gradients
 from zipmoe.hf.look_ahead import ROWS_MAX, LookAheadChain, RoutedBlock
@@ -163,9 +164,7 @@ def likeliest(logits: torch.Tensor) -> list[int]:
 
 def unit_rms(rows: torch.Tensor) -> torch.Tensor:
     """Rows (n, hidden) scaled as RMS norms leave them, but for their weights."""
-    wide = rows.float()
-    scale = wide.square().mean(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny).rsqrt()
-    return (wide * scale).to(rows.dtype)
+    return functional.rms_norm(rows, rows.shape[-1:], eps=1e-12)  # torch's own epsilon is large beside an embedding
 
 
 def _rows(embedding: Any, tokens: list[int]) -> torch.Tensor:

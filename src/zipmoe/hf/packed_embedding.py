@@ -56,8 +56,9 @@ class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
         They are as packed: what a family's own class makes of them (scaled embeddings) comes when it is called.
 
         Raises:
-            As ``forward``.
+            IndexError: a token is outside the table.
         """
-        rows = PackedEmbedding.forward(self, torch.tensor(tokens))
+        table = self._zipmoe_slot.engine.dense_rows(self._zipmoe_parameter, torch.tensor(tokens))
+        rows = table.to(self._zipmoe_dtype)
         self._zipmoe_ahead = _RowsAhead(tokens, rows)
         return rows
