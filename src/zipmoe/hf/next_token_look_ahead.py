@@ -73,6 +73,7 @@ class NextTokenLookAhead:
         self._embedding = weakref.ref(embedding)
         self._watched = False  # the first block's router
         self._unconfirmed: list[int] = []  # predicted, and not in memory then
+        self._rows = 0  # for so many
 
     def predict(self, logits: torch.Tensor) -> None:
         """The logits (sequences, positions, vocabulary) of a step are known: predict for the tokens that follow."""
@@ -80,7 +81,7 @@ class NextTokenLookAhead:
         first, look_ahead, embedding = self._chain.first, self._chain.look_ahead, self._embedding()
         if first is None or look_ahead is None or embedding is None or first.width != embedding.embedding_dim:
             return
-        if embedding.training or records_gradients(logits) or logits.dim() not in (2, 3) or logits.numel() == 0:
+        if records_gradients(logits) or logits.dim() not in (2, 3) or logits.numel() == 0:
             return
         last = logits[:, -1] if logits.dim() == 3 else logits
         if last.shape[0] > ROWS_MAX or not self.track_record.may_predict():
@@ -92,7 +93,7 @@ class NextTokenLookAhead:
         with torch.no_grad():
             found = first.likely(unit_rms(_rows(embedding, tokens)).unsqueeze(1))
         if found is not None:
-            self._unconfirmed = look_ahead.predict_next(*found)
+            self._unconfirmed, self._rows = look_ahead.predict_next(*found), len(tokens)
 
     def _watch(self, first: RoutedBlock) -> None:
         router = first.router
@@ -106,15 +107,16 @@ class NextTokenLookAhead:
         router.register_forward_hook(experts_chosen)
 
     def compare(self, chosen: torch.Tensor) -> None:
-        """The first block's router has chosen (rows, top_k) experts."""
+        """The first block's router has chosen (rows, top_k) experts; if they are a prompt's, that proves nothing."""
         predicted, self._unconfirmed = self._unconfirmed, []
-        if predicted:
+        if predicted and chosen.numel() == self._rows * chosen.shape[-1]:
             asked = set(chosen.reshape(-1).tolist())
             self.track_record.add(len(predicted), sum(expert in asked for expert in predicted))
 
     def describe(self) -> str:
         """The part of the mode line."""
-        if self._chain.look_ahead is None or (self._chain.seen > 0 and self._chain.first is None):
+        chain = self._chain
+        if chain.look_ahead is None or chain.watched == 0 or (chain.seen > 0 and chain.first is None):
             return ""
         if not self.track_record.pays:
             return "none from the likeliest next token, as too little of that came true"
