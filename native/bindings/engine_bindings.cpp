@@ -437,6 +437,12 @@ void bind_engine(nb::module_& module) {
             without_gil([&] { self.get().predict(std::move(records)); });
           },
           "records"_a, "What the request after the open one (or the next one) will probably ask for.")
+      .def(
+          "predict_next",
+          [](const ProcessBoundEngine& self, const std::vector<uint32_t>& records) {
+            return without_gil([&] { return self.get().predict_next(records); });
+          },
+          "records"_a, "What the next request will probably ask for; returns the positions of those not in memory.")
       .def("next_expert", &next_expert, "Position of the next resident record in the request's list, or None.")
       .def("end_request", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().end_request(); }); })
       .def(

@@ -128,6 +128,9 @@ class Engine {
   // What the request after the present one, or after the next one if none is open, will probably ask for, the likeliest
   // first. Any request drops the predictions that are not its own. Ignored unless look-ahead is enabled.
   void predict(std::vector<RecordIndex> records);
+  // What the next request will probably ask for, alike: reads begin at once. Ignored while a request is open. Returns
+  // which of them, by position, nothing is in memory of.
+  std::vector<size_t> predict_next(const std::vector<RecordIndex>& records);
 
   // Decodes rows row_begin .. row_end - 1 of a matrix into a buffer of at least that many weights. The record must be
   // dense and loaded, or handed out by the open request.
@@ -209,6 +212,7 @@ class Engine {
   void account_request();
   void drop_request();
   void start_predicted();
+  void require_experts(const std::vector<RecordIndex>& records) const;
   MatrixView readable_view(RecordIndex record, uint32_t matrix) const;
   template <typename Decode>
   void count_decoding(RecordIndex record, uint64_t weights, Decode decode);

@@ -21,13 +21,32 @@ void Engine::predict(std::vector<RecordIndex> records) {
   std::lock_guard lock(mutex_);
   require_open();
   if (!look_ahead_) return;
+  require_experts(records);
+  predicted_ = std::move(records);
+  if (request_) start_predicted();
+}
+
+std::vector<size_t> Engine::predict_next(const std::vector<RecordIndex>& records) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  if (!look_ahead_ || request_) return {};
+  require_experts(records);
+  std::vector<size_t> absent;
+  for (size_t i = 0; i < records.size(); ++i) {
+    if (!cache_->resident(records[i])) absent.push_back(i);
+  }
+  predicted_.clear();
+  look_ahead_->drop();  // what was predicted before is for a request that never came
+  look_ahead_->predict(records);
+  return absent;
+}
+
+void Engine::require_experts(const std::vector<RecordIndex>& records) const {
   for (const RecordIndex record : records) {
     if (record >= table_.size() || options_.class_of_record[record] == ExpertCache::kNotCached) {
       throw std::invalid_argument("record " + std::to_string(record) + " is not an expert");
     }
   }
-  predicted_ = std::move(records);
-  if (request_) start_predicted();
 }
 
 // Not of experts that the open request is for, which may yet be waiting for a slot.

@@ -202,6 +202,32 @@ def test_embeddings_decode_each_row_once(cls, dtype):
             module(torch.tensor([[outside]]))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("cls", [nn.Embedding, Scaled])
+def test_rows_that_were_looked_up_ahead_are_not_read_again(cls):
+    torch.manual_seed(0)
+    module = cls(100, 64).to(torch.bfloat16)
+    expected = module(torch.arange(100))
+    engine = pack(module, PackedEmbedding)
+    asked = []
+    engine.dense_rows = lambda parameter, rows: asked.append(rows.tolist()) or engine.matrices[parameter][rows].clone()
+    with torch.inference_mode():
+        ahead = module.look_up_ahead([7, 3])
+    assert torch.equal(ahead, engine.matrices[module._zipmoe_parameter][[7, 3]])
+    found = module(torch.tensor([[7], [3]]))
+    assert torch.equal(found, expected[[7, 3]].unsqueeze(1))
+    assert asked == [[7, 3]]
+    found.zero_()  # they are the caller's own
+    assert torch.equal(ahead, engine.matrices[module._zipmoe_parameter][[7, 3]])
+    assert torch.equal(module(torch.tensor([7, 3])), expected[[7, 3]])  # kept for one call
+    module.look_up_ahead([7])
+    assert torch.equal(module(torch.tensor([[8]])), expected[[8]].unsqueeze(0))  # another token came
+    assert torch.equal(module(torch.tensor([[7]])), expected[[7]].unsqueeze(0))
+    assert asked == [[7, 3], [3, 7], [7], [8], [7]]
+    module.look_up_ahead([7])
+    assert module.float()(torch.tensor([7])).dtype == torch.float32
+
+
 def test_transformers_initialises_the_rest_of_a_packed_module_but_not_its_weight():
     """Families set the buffers of their embeddings (scales) in ``_init_weights``, also after loading."""
     module = linear(48, 64, True)

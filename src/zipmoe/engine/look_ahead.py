@@ -54,6 +54,21 @@ class LookAhead:
         with engine._exclusive():
             engine._native.predict([group.records[expert_id] for expert_id in expert_ids])
 
+    def predict_next(self, group: GroupHandle, expert_ids: Sequence[int]) -> list[int]:
+        """What the next request will ask for; reads begin at once. Nothing happens while a request is open or begun.
+
+        Args:
+            group: of the experts.
+            expert_ids: the likeliest first.
+
+        Returns:
+            Those of which nothing was in memory: reads were queued for as many of them as slots are spared.
+        """
+        engine = self._engine
+        with engine._exclusive():
+            absent = engine._native.predict_next([group.records[expert_id] for expert_id in expert_ids])
+        return [expert_ids[position] for position in absent]
+
 
 def can_look_ahead(engine: Engine) -> bool:
     """Whether the engine has the one pool that predictions need, and not pools by residency."""

@@ -15,10 +15,11 @@ from torch import nn
 
 from zipmoe.engine.engine import Engine
 from zipmoe.engine.look_ahead import LookAhead, can_look_ahead, holds_all_experts
+from zipmoe.engine.record_catalogue import GroupHandle
 from zipmoe.hf.early_routing import EarlyRouter, block_input
 from zipmoe.hf.expert_parameter import ExpertSource
 
-_ROWS_MAX = 3
+ROWS_MAX = 3
 """Rows of a step for which predictions are made: with more, a layer asks for too many experts."""
 
 
@@ -39,20 +40,36 @@ class RoutedBlock:
         self._router = router
         self._experts = experts
         self._flattened = flattened
-        self._width = width
+        self.width = width
+        """Of the hidden states that the block is given."""
 
     def before(self, look_ahead: LookAhead, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The block is called with these arguments: predict the experts of the one after it."""
         given = block_input(args, kwargs)
-        if self.following is None or given is None or not 0 < given.numel() <= _ROWS_MAX * given.shape[-1]:
+        if self.following is None or given is None or not 0 < given.numel() <= ROWS_MAX * given.shape[-1]:
             return
         self.following.predict(look_ahead, given)
 
     def predict(self, look_ahead: LookAhead, given: torch.Tensor) -> None:
         """Predict this block's experts from the hidden states that another block was given."""
+        found = self.likely(given)
+        if found is not None:
+            look_ahead.predict(*found)
+
+    @property
+    def router(self) -> nn.Module | None:
+        """The block's router, as long as there is the block."""
+        block = self._block()
+        return None if block is None else block._modules[self._router]
+
+    def likely(self, given: torch.Tensor) -> tuple[GroupHandle, list[int]] | None:
+        """What this block's router says of hidden states (..., hidden): experts of its group, the likeliest first.
+
+        None if the block is gone, or the hidden states have another width than its own.
+        """
         block: Any = self._block()
-        if block is None or given.shape[-1] != self._width:
-            return
+        if block is None or given.shape[-1] != self.width:
+            return None
         router, experts = block._modules[self._router], block._modules[self._experts]
         if self._flattened:
             given = given.reshape(-1, given.shape[-1])
@@ -61,7 +78,7 @@ class RoutedBlock:
         by_rank = chosen.reshape(-1, chosen.shape[-1]).t().reshape(-1).tolist()  # every token's first choice first
         likely = [expert for expert in dict.fromkeys(by_rank) if 0 <= expert < experts.num_experts]
         source: ExpertSource = experts._zipmoe_source
-        look_ahead.predict(source.group, likely)
+        return source.group, likely
 
 
 def may_look_ahead(engine: Engine, wanted: bool | None) -> bool:
@@ -83,12 +100,19 @@ class LookAheadChain:
 
     def __init__(self, engine: Engine) -> None:
         self._look_ahead = LookAhead(engine) if can_look_ahead(engine) else None
+        self.first: RoutedBlock | None = None
+        """The first of the blocks that can be predicted, once it has been called."""
         self._last: RoutedBlock | None = None
         self._found = 0
         self.watched = 0
         """Blocks of which the first call is, or was, watched."""
         self.seen = 0
         """Those that have been called."""
+
+    @property
+    def look_ahead(self) -> LookAhead | None:
+        """What reads ahead; None where the engine cannot."""
+        return self._look_ahead
 
     def add(self, block: nn.Module, routed: RoutedBlock) -> None:
         """The next block that can be predicted, and from which the one after it can."""
@@ -99,6 +123,7 @@ class LookAheadChain:
         if self._last is not None:
             self._last.following = routed
         self._last = routed
+        self.first = self.first or routed
 
         def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             routed.before(look_ahead, args, kwargs)

@@ -26,6 +26,7 @@ from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.fused_steps import FusedSteps, count_fused_steps
 from zipmoe.hf.lazy_weight import LazyWeight
 from zipmoe.hf.look_ahead import LookAheadChain
+from zipmoe.hf.next_token_look_ahead import NextTokenLookAhead
 from zipmoe.hf.packed_module import PackedModule, require_exact_conversion
 from zipmoe.hf.packed_products import why_experts_are_decoded
 from zipmoe.hf.saving import push_folder, save_packed_folder
@@ -126,6 +127,7 @@ class PackedModel(PackedSubModel):
     zipmoe_engine: Engine
     zipmoe_mode: str
     zipmoe_look_ahead: LookAheadChain | None = None
+    zipmoe_next_token: NextTokenLookAhead | None = None
     _zipmoe_folder: PackedFolder
     _zipmoe_cpus: Sequence[int] | None
 
@@ -140,6 +142,8 @@ class PackedModel(PackedSubModel):
             parts.append(f"steps in one call each: {steps}")
         if self.zipmoe_look_ahead is not None:
             parts.append(self.zipmoe_look_ahead.describe())
+        if self.zipmoe_next_token is not None:
+            parts += filter(None, [self.zipmoe_next_token.describe()])
         return "; ".join([*parts, *thread_notes(self._zipmoe_cpus)])
 
     def zipmoe_fused_steps(self) -> FusedSteps:

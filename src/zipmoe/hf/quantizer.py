@@ -26,6 +26,7 @@ from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
 from zipmoe.hf.fused_steps import fuse_steps
 from zipmoe.hf.look_ahead import LookAheadChain, may_look_ahead
 from zipmoe.hf.model_guards import guard_model
+from zipmoe.hf.next_token_look_ahead import look_ahead_to_next_token
 from zipmoe.hf.packed_tree import replace_packed_parameters
 from zipmoe.hf.router_discovery import discover_routers
 from zipmoe.store.manifest import MANIFEST_NAME, RECORD_PREFIX
@@ -114,6 +115,7 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
         watch_budget(model, self._slot.engine)
         if may_look_ahead(self._slot.engine, self.quantization_config.look_ahead):
             model.zipmoe_look_ahead = LookAheadChain(self._slot.engine)
+            model.zipmoe_next_token = look_ahead_to_next_token(model, model.zipmoe_look_ahead)
         early, chain = self.quantization_config.early_routing, model.zipmoe_look_ahead
         if early or chain is not None:
             discover_routers(model, early=early, chain=chain)
