@@ -437,6 +437,12 @@ void bind_engine(nb::module_& module) {
             without_gil([&] { self.get().predict(std::move(records)); });
           },
           "records"_a, "What the request after the open one (or the next one) will probably ask for.")
+      .def(
+          "predict_sweep",
+          [](const ProcessBoundEngine& self, std::vector<uint32_t> records) {
+            without_gil([&] { self.get().predict_sweep(std::move(records)); });
+          },
+          "records"_a, "What the first request of a pass will ask for that is about to ask for most experts.")
       .def("next_expert", &next_expert, "Position of the next resident record in the request's list, or None.")
       .def("end_request", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().end_request(); }); })
       .def(

@@ -130,13 +130,16 @@ uint32_t ExpertCache::kept_free(uint32_t size_class) const {
   return spare - std::min(spare, pools_[size_class].ahead);
 }
 
-uint8_t* ExpertCache::acquire_ahead(RecordIndex record) {
+uint8_t* ExpertCache::acquire_ahead(RecordIndex record, AheadRoom room) {
   Entry& wanted = cached_entry(record);
   Pool& pool = pools_[wanted.size_class];
-  if (wanted.state != State::absent || kept_free(wanted.size_class) == 0) return nullptr;
+  const uint32_t kept = kept_free(wanted.size_class);
+  // Whoever asks next must find slots, whatever becomes of those that are taken here.
+  const bool full = room == AheadRoom::spared ? kept == 0 : pool.ahead + kSlotsMin >= classes_[wanted.size_class].slots;
+  if (wanted.state != State::absent || full) return nullptr;
   // Those that were claimed took spared slots with them: the others make up for it.
   // Nobody of those that the pass at hand is known to need.
-  evict_until_free(wanted.size_class, kept_free(wanted.size_class), true);
+  evict_until_free(wanted.size_class, std::max(kept, uint32_t{1}), room != AheadRoom::any);
   if (pool.free_slots.empty()) return nullptr;
   wanted.ahead = true;
   ++pool.ahead;

@@ -22,6 +22,11 @@ struct SizeClass {
   uint32_t slots = 0;       // slots now
 };
 
+// Where what is read ahead finds room: in the slots that are spared for that; in a pass through all layers also in
+// those of records that the pass has passed; or, when it is about to begin and has passed nobody, of any that are not
+// pinned.
+enum class AheadRoom : uint8_t { spared, passed, any };
+
 class ExpertCache {
  public:
   static constexpr uint32_t kSlotsMin = 2;            // without which reads and computation could not overlap
@@ -36,9 +41,12 @@ class ExpertCache {
 
   // A sparse layer asks for these distinct records: the policies count them, whether they are resident or not.
   void requested(std::span<const RecordIndex> records);
+  // A pass through all layers is about to begin, and will ask for most of what is resident.
+  void sweep_begins() { sweep_.begin(); }
   // Whether the last request was part of a pass during which the policy alone does not say who makes room.
   bool sweeping() const { return sweep_.sweeping(); }
 
+  bool absent(RecordIndex record) const { return entry(record).state == State::absent; }
   bool resident(RecordIndex record) const { return entry(record).state == State::resident; }
   bool pinned(RecordIndex record) const { return entry(record).pins > 0; }
   const uint8_t* data(RecordIndex record) const;
@@ -52,10 +60,10 @@ class ExpertCache {
   // which at least kSlotsMin are left; none where every record has a slot. They are lent out again when a request has
   // pinned everything else.
   void spare(uint32_t slots) { spare_slots_ = slots; }
-  // Like acquire(), from the slots that were spared; nullptr if there is none, or the record is not absent. It pushes
-  // nobody out of the slots that are left to the others. Spared slots that claimed records have taken with them are
-  // made up for by evicting.
-  uint8_t* acquire_ahead(RecordIndex record);
+  // Like acquire(), for a record that may turn out not to be needed; nullptr if there is no room, or the record is not
+  // absent. `spared`: it pushes nobody out of the slots that are left to the others; spared slots that claimed records
+  // have taken with them are made up for by evicting. Otherwise all but kSlotsMin slots may be taken.
+  uint8_t* acquire_ahead(RecordIndex record, AheadRoom room = AheadRoom::spared);
   // The record is needed: from now on as if it had been acquired. discard() gives it up instead.
   void claim(RecordIndex record);
   uint32_t spared(uint32_t size_class) const;

@@ -114,6 +114,7 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
         watch_budget(model, self._slot.engine)
         if may_look_ahead(self._slot.engine, self.quantization_config.look_ahead):
             model.zipmoe_look_ahead = LookAheadChain(self._slot.engine)
+            model.zipmoe_look_ahead.watch_passes(model)
         early, chain = self.quantization_config.early_routing, model.zipmoe_look_ahead
         if early or chain is not None:
             discover_routers(model, early=early, chain=chain)
