@@ -22,10 +22,13 @@ struct SizeClass {
   uint32_t slots = 0;       // slots now
 };
 
-// Where what is read ahead finds room: in the slots that are spared for that; in a pass through all layers also in
-// those of records that the pass has passed; or, when it is about to begin and has passed nobody, of any that are not
-// pinned.
-enum class AheadRoom : uint8_t { spared, passed, any };
+// Who does not make room during a pass through all layers: nobody, records that later layers are likely to ask for, or
+// all but those that the layer at hand is done with.
+enum class Spared : uint8_t { nobody, awaited, other_layers };
+
+// Where what is read ahead finds room: in the slots that are spared for that; in unused ones; in a pass through all
+// layers also in those of records that the pass has passed; or, when it is about to begin, of any that are not pinned.
+enum class AheadRoom : uint8_t { spared, unused, passed, any };
 
 class ExpertCache {
  public:
@@ -52,9 +55,8 @@ class ExpertCache {
   const uint8_t* data(RecordIndex record) const;
 
   // A slot for a record that is to be read, evicting if need be; the record is pinned and not resident until admit().
-  // nullptr if every slot of the class is pinned or, with `spare_awaited`, holds a record that the pass at hand is
-  // likely to ask for in a layer to come.
-  uint8_t* acquire(RecordIndex record, bool spare_awaited = false);
+  // nullptr if every slot of the class is pinned or holds a record that is `spared`.
+  uint8_t* acquire(RecordIndex record, Spared spared = Spared::nobody);
 
   // Keeps that many slots of every class for records that may turn out not to be needed: the others share the rest, of
   // which at least kSlotsMin are left; none where every record has a slot. They are lent out again when a request has
@@ -110,9 +112,10 @@ class ExpertCache {
   Entry& cached_entry(RecordIndex record);
   uint8_t* slot_data(uint32_t size_class, uint32_t slot) const;
   void claim_memory(uint32_t size_class, uint32_t slot);
-  std::optional<RecordIndex> victim(uint32_t size_class, bool spare_awaited = false);
+  std::optional<RecordIndex> victim(uint32_t size_class, Spared spared = Spared::nobody);
+  std::optional<RecordIndex> victim_of_fullest_layer(uint32_t size_class, const EvictionPolicy::Predicate& evictable);
   uint32_t kept_free(uint32_t size_class) const;
-  void evict_until_free(uint32_t size_class, size_t slots, bool spare_awaited);
+  void evict_until_free(uint32_t size_class, size_t slots, Spared spared);
   uint8_t* fill(RecordIndex record);
 
   Arena& arena_;

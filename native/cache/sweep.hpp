@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "cache/eviction_policy.hpp"
 
@@ -11,8 +12,8 @@ namespace zipmoe {
 
 class Sweep {
  public:
-  // `records`: in all layers; `layers`: requests that make one pass.
-  Sweep(uint64_t records, uint32_t layers) : records_(records), layers_(layers) {}
+  // `experts`: by record, whether it is one; `layers`: requests that make one pass, taken to be equal parts.
+  Sweep(const std::vector<bool>& experts, uint32_t layers);
 
   // Such a pass is about to begin: all that is resident is awaited.
   void begin();
@@ -26,9 +27,18 @@ class Sweep {
   // in the order in which a pass asks for them; where they are not, the answer costs reads and nothing else.
   bool awaited(RecordIndex record) const { return sweeping_ && record >= first_awaited_; }
 
+  // The layer at hand asks for records of this part.
+  bool at_hand(RecordIndex record) const {
+    return sweeping_ && first_awaited_ > 0 && layer(record) == layer(first_awaited_ - 1);
+  }
+
+  uint32_t layers() const { return layers_; }
+  uint32_t layer(RecordIndex record) const { return layer_of_.at(record); }
+
  private:
-  const uint64_t records_;
-  const uint64_t layers_;
+  const uint32_t layers_;
+  std::vector<uint32_t> layer_of_;
+  uint64_t records_ = 0;
   bool sweeping_ = false;
   RecordIndex first_awaited_ = 0;  // behind the last one of the layer at hand
 };

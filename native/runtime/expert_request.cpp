@@ -9,7 +9,7 @@ namespace zipmoe {
 namespace {
 
 // Experts of this request that are being read or wait for being handed out; with fewer, the disk might run dry.
-constexpr uint64_t kPendingThatEvictAwaited = 8;
+constexpr uint64_t kPendingThatEvictOthers = 8;
 
 }  // namespace
 
@@ -75,9 +75,10 @@ void ExpertRequest::begin_reads() {
   for (; next_unissued_ < items_.size(); ++next_unissued_) {
     Item& item = items_[next_unissued_];
     if (item.state != State::unissued) continue;
-    // Experts of this layer that are done make room for the next ones; those of later layers only for as many reads as
+    // Experts of this layer that are done make room for the next ones; those of other layers only for as many reads as
     // keep the disk busy until then. Nothing pending: it must go on.
-    uint8_t* slot = cache_.acquire(item.record, pending_ >= kPendingThatEvictAwaited);
+    const bool busy = pending_ >= kPendingThatEvictOthers;
+    uint8_t* slot = cache_.acquire(item.record, busy ? Spared::other_layers : Spared::nobody);
     if (slot == nullptr) return;
     item.state = State::reading;
     ++reading_;

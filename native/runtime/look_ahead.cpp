@@ -7,9 +7,9 @@ namespace zipmoe {
 namespace {
 
 constexpr std::chrono::milliseconds kWaitSlice{1000};
-// Of experts that are awaited by later layers, when a pass begins: as many as a request makes give way that has none of
-// its own to give up yet.
-constexpr size_t kAwaitedThatGiveWay = 8;
+// In a pass, reads for which others make room. The next pass wants those back that they take it from, so that more
+// would not be better: see docs/results/look_ahead.md.
+size_t kSweepReads = getenv("SWR") ? atoi(getenv("SWR")) : 10;
 // Under way, or waiting for being taken. Others share the reader's queue.
 constexpr size_t kReadsMost = 256;
 
@@ -58,31 +58,31 @@ void LookAhead::predict_sweep(std::vector<RecordIndex> records) {
   drop();
   cache_.sweep_begins();
   predict_in_sweep(std::move(records));
-  const size_t started = start(AheadRoom::passed, kAwaitedThatGiveWay);
-  start(AheadRoom::any, kAwaitedThatGiveWay - started);
-  go_on();
+  go_on(AheadRoom::any);
 }
 
-void LookAhead::go_on() {
-  if (!without_slot_.empty()) start(AheadRoom::passed, without_slot_.size());
+void LookAhead::go_on() { go_on(AheadRoom::passed); }
+
+void LookAhead::go_on(AheadRoom room) {
+  if (without_slot_.empty()) return;
+  start(AheadRoom::unused, without_slot_.size());
+  if (reads_.size() < kSweepReads) start(room, kSweepReads - reads_.size());
 }
 
-// At most `most` of those without a slot, until one finds no room; returns how many.
-size_t LookAhead::start(AheadRoom room, size_t most) {
+// At most `most` of those without a slot, until one finds no room.
+void LookAhead::start(AheadRoom room, size_t most) {
   collect();
   const PinnedResidents kept(cache_, predicted_);  // else they would be evicted, and read once more a moment later
-  size_t started = 0;
-  for (; started < most && !without_slot_.empty() && reads_.size() < kReadsMost; without_slot_.pop_front()) {
+  for (; most > 0 && !without_slot_.empty() && reads_.size() < kReadsMost; without_slot_.pop_front()) {
     const RecordIndex record = without_slot_.front();
     if (!cache_.absent(record)) continue;
     uint8_t* slot = cache_.acquire_ahead(record, room);
-    if (slot == nullptr) break;
+    if (slot == nullptr) return;
     reads_.push_back({.record = record, .dropped = false, .outcome = {}});
     ++counters_.predicted;
     loader_.start_ahead(record, slot);
-    ++started;
+    --most;
   }
-  return started;
 }
 
 std::optional<LookAhead::Taken> LookAhead::take(RecordIndex record) {

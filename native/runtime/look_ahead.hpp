@@ -65,7 +65,8 @@ class LookAhead {
     std::optional<LoadOutcome> outcome;
   };
 
-  size_t start(AheadRoom room, size_t most);
+  void go_on(AheadRoom room);
+  void start(AheadRoom room, size_t most);
   void receive(LoadOutcome outcome);
   void discard(const Read& read, const LoadOutcome& outcome);
   std::vector<Read>::iterator find(RecordIndex record);
