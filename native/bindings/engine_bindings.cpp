@@ -443,6 +443,11 @@ void bind_engine(nb::module_& module) {
             return without_gil([&] { return self.get().predict_next(records); });
           },
           "records"_a, "What the next request will probably ask for; returns the positions of those not in memory.")
+          "predict_sweep",
+          [](const ProcessBoundEngine& self, std::vector<uint32_t> records) {
+            without_gil([&] { self.get().predict_sweep(std::move(records)); });
+          },
+          "records"_a, "What the first request of a pass will ask for that is about to ask for most experts.")
       .def("next_expert", &next_expert, "Position of the next resident record in the request's list, or None.")
       .def("end_request", [](const ProcessBoundEngine& self) { without_gil([&] { self.get().end_request(); }); })
       .def(

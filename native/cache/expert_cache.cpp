@@ -8,12 +8,20 @@
 
 namespace zipmoe {
 
+namespace {
+
+std::vector<bool> are_experts(const std::vector<uint32_t>& class_of_record) {
+  std::vector<bool> experts;
+  for (const uint32_t size_class : class_of_record) experts.push_back(size_class != ExpertCache::kNotCached);
+  return experts;
+}
+
+}  // namespace
+
 ExpertCache::ExpertCache(Arena& arena, uint64_t base_offset, std::vector<SizeClass> classes,
                          std::vector<uint32_t> class_of_record, std::string_view policy,
                          const PolicyParameters& parameters)
-    : arena_(arena),
-      classes_(std::move(classes)),
-      sweep_(class_of_record.size() - std::ranges::count(class_of_record, kNotCached), parameters.requests_per_step) {
+    : arena_(arena), classes_(std::move(classes)), sweep_(are_experts(class_of_record), parameters.requests_per_step) {
   const auto record_count = static_cast<uint32_t>(class_of_record.size());
   uint64_t offset = round_up(base_offset, kHugePageBytes);
   for (SizeClass& size_class : classes_) {
@@ -83,18 +91,42 @@ void ExpertCache::requested(std::span<const RecordIndex> records) {
   }
 }
 
-std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class, bool spare_awaited) {
-  EvictionPolicy& policy = *pools_[size_class].policy;
+std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class, Spared spared) {
   const auto idle = [this](RecordIndex record) { return entries_[record].pins == 0; };
+  if (!sweep_.sweeping()) return pools_[size_class].policy->victim(idle);
+  const auto done = [&](RecordIndex record) {
+    return idle(record) && sweep_.at_hand(record) && !sweep_.awaited(record);
+  };
+  if (spared == Spared::other_layers) return pools_[size_class].policy->victim(done);
   const auto passed = [&](RecordIndex record) { return idle(record) && !sweep_.awaited(record); };
-  const std::optional<RecordIndex> found = policy.victim(passed);
-  return found || spare_awaited ? found : policy.victim(idle);
+  const std::optional<RecordIndex> found = victim_of_fullest_layer(size_class, passed);
+  return found || spared == Spared::awaited ? found : victim_of_fullest_layer(size_class, idle);
 }
 
-uint8_t* ExpertCache::acquire(RecordIndex record, bool spare_awaited) {
+// A pass uses everybody once, so that the policy would let whole layers go, the first ones, and the next pass would
+// read those and then leave the disk idle. With as many of every layer the disk has something to do all the time.
+std::optional<RecordIndex> ExpertCache::victim_of_fullest_layer(uint32_t size_class,
+                                                                const EvictionPolicy::Predicate& evictable) {
+  std::vector<uint32_t> residents(sweep_.layers());
+  std::vector<bool> candidates(sweep_.layers());
+  for (const std::optional<RecordIndex>& occupant : pools_[size_class].occupants) {
+    if (!occupant || !resident(*occupant)) continue;
+    ++residents[sweep_.layer(*occupant)];
+    if (evictable(*occupant)) candidates[sweep_.layer(*occupant)] = true;
+  }
+  for (uint32_t layer = 0; layer < sweep_.layers(); ++layer) {
+    if (!candidates[layer]) residents[layer] = 0;
+  }
+  const auto fullest = static_cast<uint32_t>(std::ranges::max_element(residents) - residents.begin());
+  if (residents[fullest] == 0) return std::nullopt;
+  return pools_[size_class].policy->victim(
+      [&](RecordIndex record) { return sweep_.layer(record) == fullest && evictable(record); });
+}
+
+uint8_t* ExpertCache::acquire(RecordIndex record, Spared spared) {
   Entry& wanted = cached_entry(record);
   if (wanted.state != State::absent) throw std::logic_error("record " + std::to_string(record) + " has a slot already");
-  evict_until_free(wanted.size_class, kept_free(wanted.size_class) + size_t{1}, spare_awaited);
+  evict_until_free(wanted.size_class, kept_free(wanted.size_class) + size_t{1}, spared);
   return pools_[wanted.size_class].free_slots.empty() ? nullptr : fill(record);
 }
 
@@ -111,9 +143,9 @@ uint8_t* ExpertCache::fill(RecordIndex record) {
 }
 
 // As far as there is somebody to evict.
-void ExpertCache::evict_until_free(uint32_t size_class, size_t slots, bool spare_awaited) {
+void ExpertCache::evict_until_free(uint32_t size_class, size_t slots, Spared spared) {
   while (pools_[size_class].free_slots.size() < slots) {
-    const std::optional<RecordIndex> evicted = victim(size_class, spare_awaited);
+    const std::optional<RecordIndex> evicted = victim(size_class, spared);
     if (!evicted) return;
     evict(*evicted);
   }
@@ -130,13 +162,19 @@ uint32_t ExpertCache::kept_free(uint32_t size_class) const {
   return spare - std::min(spare, pools_[size_class].ahead);
 }
 
-uint8_t* ExpertCache::acquire_ahead(RecordIndex record) {
+uint8_t* ExpertCache::acquire_ahead(RecordIndex record, AheadRoom room) {
   Entry& wanted = cached_entry(record);
   Pool& pool = pools_[wanted.size_class];
-  if (wanted.state != State::absent || kept_free(wanted.size_class) == 0) return nullptr;
+  const uint32_t kept = kept_free(wanted.size_class);
+  // Whoever asks next must find slots, whatever becomes of those that are taken here.
+  const bool full = room == AheadRoom::spared ? kept == 0 : pool.ahead + kSlotsMin >= classes_[wanted.size_class].slots;
+  if (wanted.state != State::absent || full) return nullptr;
   // Those that were claimed took spared slots with them: the others make up for it.
   // Nobody of those that the pass at hand is known to need.
-  evict_until_free(wanted.size_class, kept_free(wanted.size_class), true);
+  if (room != AheadRoom::unused) {
+    evict_until_free(wanted.size_class, std::max(kept, uint32_t{1}),
+                     room == AheadRoom::any ? Spared::nobody : Spared::awaited);
+  }
   if (pool.free_slots.empty()) return nullptr;
   wanted.ahead = true;
   ++pool.ahead;

@@ -22,6 +22,14 @@ struct SizeClass {
   uint32_t slots = 0;       // slots now
 };
 
+// Who does not make room during a pass through all layers: nobody, records that later layers are likely to ask for, or
+// all but those that the layer at hand is done with.
+enum class Spared : uint8_t { nobody, awaited, other_layers };
+
+// Where what is read ahead finds room: in the slots that are spared for that; in unused ones; in a pass through all
+// layers also in those of records that the pass has passed; or, when it is about to begin, of any that are not pinned.
+enum class AheadRoom : uint8_t { spared, unused, passed, any };
+
 class ExpertCache {
  public:
   static constexpr uint32_t kSlotsMin = 2;            // without which reads and computation could not overlap
@@ -36,26 +44,28 @@ class ExpertCache {
 
   // A sparse layer asks for these distinct records: the policies count them, whether they are resident or not.
   void requested(std::span<const RecordIndex> records);
+  // A pass through all layers is about to begin, and will ask for most of what is resident.
+  void sweep_begins() { sweep_.begin(); }
   // Whether the last request was part of a pass during which the policy alone does not say who makes room.
   bool sweeping() const { return sweep_.sweeping(); }
 
+  bool absent(RecordIndex record) const { return entry(record).state == State::absent; }
   bool resident(RecordIndex record) const { return entry(record).state == State::resident; }
   bool pinned(RecordIndex record) const { return entry(record).pins > 0; }
   const uint8_t* data(RecordIndex record) const;
 
   // A slot for a record that is to be read, evicting if need be; the record is pinned and not resident until admit().
-  // nullptr if every slot of the class is pinned or, with `spare_awaited`, holds a record that the pass at hand is
-  // likely to ask for in a layer to come.
-  uint8_t* acquire(RecordIndex record, bool spare_awaited = false);
+  // nullptr if every slot of the class is pinned or holds a record that is `spared`.
+  uint8_t* acquire(RecordIndex record, Spared spared = Spared::nobody);
 
   // Keeps that many slots of every class for records that may turn out not to be needed: the others share the rest, of
   // which at least kSlotsMin are left; none where every record has a slot. They are lent out again when a request has
   // pinned everything else.
   void spare(uint32_t slots) { spare_slots_ = slots; }
-  // Like acquire(), from the slots that were spared; nullptr if there is none, or the record is not absent. It pushes
-  // nobody out of the slots that are left to the others. Spared slots that claimed records have taken with them are
-  // made up for by evicting.
-  uint8_t* acquire_ahead(RecordIndex record);
+  // Like acquire(), for a record that may turn out not to be needed; nullptr if there is no room, or the record is not
+  // absent. `spared`: it pushes nobody out of the slots that are left to the others; spared slots that claimed records
+  // have taken with them are made up for by evicting. Otherwise all but kSlotsMin slots may be taken.
+  uint8_t* acquire_ahead(RecordIndex record, AheadRoom room = AheadRoom::spared);
   // The record is needed: from now on as if it had been acquired. discard() gives it up instead.
   void claim(RecordIndex record);
   uint32_t spared(uint32_t size_class) const;
@@ -102,9 +112,10 @@ class ExpertCache {
   Entry& cached_entry(RecordIndex record);
   uint8_t* slot_data(uint32_t size_class, uint32_t slot) const;
   void claim_memory(uint32_t size_class, uint32_t slot);
-  std::optional<RecordIndex> victim(uint32_t size_class, bool spare_awaited = false);
+  std::optional<RecordIndex> victim(uint32_t size_class, Spared spared = Spared::nobody);
+  std::optional<RecordIndex> victim_of_fullest_layer(uint32_t size_class, const EvictionPolicy::Predicate& evictable);
   uint32_t kept_free(uint32_t size_class) const;
-  void evict_until_free(uint32_t size_class, size_t slots, bool spare_awaited);
+  void evict_until_free(uint32_t size_class, size_t slots, Spared spared);
   uint8_t* fill(RecordIndex record);
 
   Arena& arena_;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "cache/eviction_policy.hpp"
 
@@ -11,24 +12,35 @@ namespace zipmoe {
 
 class Sweep {
  public:
-  // `records`: in all layers; `layers`: requests that make one pass.
-  Sweep(uint64_t records, uint32_t layers) : records_(records), layers_(layers) {}
+  // `experts`: by record, whether it is one; `layers`: requests that make one pass, taken to be equal parts.
+  Sweep(const std::vector<bool>& experts, uint32_t layers);
 
+  // Such a pass is about to begin: all that is resident is awaited.
+  void begin();
   // A layer asks for these records.
   void requested(std::span<const RecordIndex> records);
 
-  // Whether the last request was part of such a pass.
+  // Whether the last request was part of such a pass, or one is about to begin.
   bool sweeping() const { return sweeping_; }
 
   // Whether the pass at hand is likely to ask for the record in a layer to come. Records are numbered layer by layer,
   // in the order in which a pass asks for them; where they are not, the answer costs reads and nothing else.
-  bool awaited(RecordIndex record) const { return sweeping_ && record > last_; }
+  bool awaited(RecordIndex record) const { return sweeping_ && record >= first_awaited_; }
+
+  // The layer at hand asks for records of this part.
+  bool at_hand(RecordIndex record) const {
+    return sweeping_ && first_awaited_ > 0 && layer(record) == layer(first_awaited_ - 1);
+  }
+
+  uint32_t layers() const { return layers_; }
+  uint32_t layer(RecordIndex record) const { return layer_of_.at(record); }
 
  private:
-  const uint64_t records_;
-  const uint64_t layers_;
+  const uint32_t layers_;
+  std::vector<uint32_t> layer_of_;
+  uint64_t records_ = 0;
   bool sweeping_ = false;
-  RecordIndex last_ = 0;  // of the layer at hand
+  RecordIndex first_awaited_ = 0;  // behind the last one of the layer at hand
 };
 
 }  // namespace zipmoe

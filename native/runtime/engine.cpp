@@ -188,10 +188,8 @@ void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order,
   if (request_) throw std::logic_error("another request is open");
   if (loader_->outstanding() > 0) throw std::logic_error("the dense records are still being loaded");
   std::unordered_set<RecordIndex> seen;
+  require_experts(records);
   for (const RecordIndex record : records) {
-    if (record >= table_.size() || options_.class_of_record[record] == ExpertCache::kNotCached) {
-      throw std::invalid_argument("record " + std::to_string(record) + " is not an expert");
-    }
     if (!seen.insert(record).second) throw std::invalid_argument("a request names each expert once");
   }
   handed_out_.reset();
@@ -233,7 +231,9 @@ RequestStep Engine::next_expert(std::chrono::milliseconds timeout) {
 
 void Engine::end_request() {
   std::lock_guard lock(mutex_);
+  const bool ended = request_ != nullptr;
   account_request();
+  if (ended && look_ahead_) look_ahead_->go_on();  // who was pinned may make room
 }
 
 void Engine::abandon_request() {

@@ -131,6 +131,9 @@ class Engine {
   // What the next request will probably ask for, alike: reads begin at once. Ignored while a request is open. Returns
   // which of them, by position, nothing is in memory of.
   std::vector<size_t> predict_next(const std::vector<RecordIndex>& records);
+  // A pass that asks every layer for most of its experts is about to begin, the first one for these. Throws
+  // std::logic_error if a request is open. Ignored unless look-ahead is enabled.
+  void predict_sweep(std::vector<RecordIndex> records);
 
   // Decodes rows row_begin .. row_end - 1 of a matrix into a buffer of at least that many weights. The record must be
   // dense and loaded, or handed out by the open request.
@@ -212,7 +215,7 @@ class Engine {
   void account_request();
   void drop_request();
   void start_predicted();
-  void require_experts(const std::vector<RecordIndex>& records) const;
+  void require_experts(std::span<const RecordIndex> records) const;
   MatrixView readable_view(RecordIndex record, uint32_t matrix) const;
   template <typename Decode>
   void count_decoding(RecordIndex record, uint64_t weights, Decode decode);

@@ -41,12 +41,13 @@ std::vector<size_t> Engine::predict_next(const std::vector<RecordIndex>& records
   return absent;
 }
 
-void Engine::require_experts(const std::vector<RecordIndex>& records) const {
-  for (const RecordIndex record : records) {
-    if (record >= table_.size() || options_.class_of_record[record] == ExpertCache::kNotCached) {
-      throw std::invalid_argument("record " + std::to_string(record) + " is not an expert");
-    }
-  }
+void Engine::predict_sweep(std::vector<RecordIndex> records) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  if (request_) throw std::logic_error("a pass begins with its first request");
+  if (!look_ahead_) return;
+  require_experts(records);
+  look_ahead_->predict_sweep(std::move(records));
 }
 
 // Not of experts that the open request is for, which may yet be waiting for a slot.
@@ -54,7 +55,17 @@ void Engine::start_predicted() {
   if (!look_ahead_) return;
   std::erase_if(predicted_,
                 [this](RecordIndex record) { return std::ranges::find(requested_, record) != requested_.end(); });
-  look_ahead_->predict(std::exchange(predicted_, {}));
+  if (!cache_->sweeping()) return look_ahead_->predict(std::exchange(predicted_, {}));
+  look_ahead_->predict_in_sweep(std::exchange(predicted_, {}));
+  request_->begin_reads();
+}
+
+void Engine::require_experts(std::span<const RecordIndex> records) const {
+  for (const RecordIndex record : records) {
+    if (record >= table_.size() || options_.class_of_record[record] == ExpertCache::kNotCached) {
+      throw std::invalid_argument("record " + std::to_string(record) + " is not an expert");
+    }
+  }
 }
 
 }  // namespace zipmoe

@@ -9,13 +9,13 @@ namespace zipmoe {
 namespace {
 
 // Experts of this request that are being read or wait for being handed out; with fewer, the disk might run dry.
-constexpr uint64_t kPendingThatEvictAwaited = 8;
+constexpr uint64_t kPendingThatEvictOthers = 8;
 
 }  // namespace
 
 ExpertRequest::ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vector<RecordIndex> records,
                              HandOutOrder order, LookAhead* ahead)
-    : cache_(cache), loader_(loader), order_(order), left_(records.size()) {
+    : cache_(cache), loader_(loader), ahead_(ahead), order_(order), left_(records.size()) {
   cache_.requested(records);
   items_.reserve(records.size());
   for (uint32_t i = 0; i < records.size(); ++i) {
@@ -31,14 +31,14 @@ ExpertRequest::ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vect
   for (const Item& item : items_) {
     if (item.state == State::hit) cache_.pin(item.record);
   }
-  if (ahead != nullptr) take_over(*ahead);
-  issue_reads();
+  if (ahead_ != nullptr) take_over();
+  begin_reads();
 }
 
-void ExpertRequest::take_over(LookAhead& ahead) {
+void ExpertRequest::take_over() {
   for (Item& item : items_) {
     if (item.state != State::unissued) continue;
-    const std::optional<LookAhead::Taken> taken = ahead.take(item.record);
+    const std::optional<LookAhead::Taken> taken = ahead_->take(item.record);
     if (!taken) continue;
     if (!taken->outcome) {
       item.state = State::reading;
@@ -55,7 +55,7 @@ void ExpertRequest::take_over(LookAhead& ahead) {
     }
     prefetched_ += taken->begun ? 1 : 0;
   }
-  ahead.drop();
+  ahead_->drop();
 }
 
 ExpertRequest::~ExpertRequest() {
@@ -70,19 +70,22 @@ ExpertRequest::~ExpertRequest() {
   }
 }
 
-void ExpertRequest::issue_reads() {
+void ExpertRequest::begin_reads() {
+  if (ahead_ != nullptr) ahead_->collect();
   for (; next_unissued_ < items_.size(); ++next_unissued_) {
     Item& item = items_[next_unissued_];
     if (item.state != State::unissued) continue;
-    // Experts of this layer that are done make room for the next ones; those of later layers only for as many reads as
+    // Experts of this layer that are done make room for the next ones; those of other layers only for as many reads as
     // keep the disk busy until then. Nothing pending: it must go on.
-    uint8_t* slot = cache_.acquire(item.record, pending_ >= kPendingThatEvictAwaited);
+    const bool busy = pending_ >= kPendingThatEvictOthers;
+    uint8_t* slot = cache_.acquire(item.record, busy ? Spared::other_layers : Spared::nobody);
     if (slot == nullptr) return;
     item.state = State::reading;
     ++reading_;
     ++pending_;
     loader_.start(item.record, slot);
   }
+  if (ahead_ != nullptr) ahead_->go_on();
 }
 
 // Ascending order only. When hits with larger numbers hold all the slots that the next expert could use, the largest of
@@ -100,7 +103,7 @@ void ExpertRequest::make_room_for_head() {
     if (!cache_.pinned(item.record)) cache_.evict(item.record);
     item.state = State::unissued;
     --hits_;
-    issue_reads();
+    begin_reads();
   }
 }
 
@@ -148,7 +151,7 @@ RequestStep ExpertRequest::next(std::chrono::milliseconds timeout) {
   for (;;) {
     if (failure_) throw RecordError(failure_->fault, failed_record_, failure_->message);
     if (left_ == 0) return {RequestStep::Kind::finished};
-    issue_reads();
+    begin_reads();
     if (order_ == HandOutOrder::ascending) make_room_for_head();
     if (const std::optional<size_t> chosen = choose()) {
       Item& item = items_[*chosen];

@@ -27,6 +27,8 @@ class ExpertRequest final : public LayerRequest {
   ExpertRequest& operator=(const ExpertRequest&) = delete;
 
   RequestStep next(std::chrono::milliseconds timeout) override;
+  // When all of its own have begun, those of `ahead` go on.
+  void begin_reads() override;
   uint64_t hits() const override { return hits_; }
   uint64_t misses() const override { return items_.size() - hits_ - prefetched_; }
   uint64_t prefetched() const override { return prefetched_; }
@@ -40,8 +42,7 @@ class ExpertRequest final : public LayerRequest {
     State state;
   };
 
-  void take_over(LookAhead& ahead);
-  void issue_reads();
+  void take_over();
   void make_room_for_head();
   void settle(const LoadOutcome& outcome);
   std::optional<size_t> choose() const;
@@ -49,6 +50,7 @@ class ExpertRequest final : public LayerRequest {
 
   ExpertCache& cache_;
   RecordLoader& loader_;
+  LookAhead* const ahead_;
   const HandOutOrder order_;
   std::vector<Item> items_;   // in the order of handing out (ascending), or hits first
   std::deque<size_t> ready_;  // misses that arrived, in order of arrival (as_available)

@@ -21,6 +21,8 @@ class LayerRequest {
   // Releases the expert handed out before and returns the next one, or `waiting` when none became resident in time.
   // Throws RecordError when a record cannot be read; the request is over then.
   virtual RequestStep next(std::chrono::milliseconds timeout) = 0;
+  // Begins reads as far as there is room; next() does so as well.
+  virtual void begin_reads() {}
 
   virtual uint64_t hits() const = 0;    // nothing was read for them
   virtual uint64_t misses() const = 0;  // the others, but those whose reads had begun before they were asked for

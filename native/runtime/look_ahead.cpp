@@ -7,6 +7,11 @@ namespace zipmoe {
 namespace {
 
 constexpr std::chrono::milliseconds kWaitSlice{1000};
+// In a pass, reads for which others make room. The next pass wants those back that they take it from, so that more
+// would not be better: see docs/results/look_ahead.md.
+size_t kSweepReads = getenv("SWR") ? atoi(getenv("SWR")) : 10;
+// Under way, or waiting for being taken. Others share the reader's queue.
+constexpr size_t kReadsMost = 256;
 
 // Pins those of the records that are resident while it lives.
 class PinnedResidents {
@@ -37,14 +42,46 @@ std::vector<LookAhead::Read>::iterator LookAhead::find(RecordIndex record) {
 }
 
 void LookAhead::predict(std::span<const RecordIndex> records) {
+  predict_in_sweep({records.begin(), records.end()});
+  while (!without_slot_.empty()) {  // one that finds no room may be of another size class than the next
+    start(AheadRoom::spared, without_slot_.size());
+    if (!without_slot_.empty()) without_slot_.pop_front();
+  }
+}
+
+void LookAhead::predict_in_sweep(std::vector<RecordIndex> records) {
+  predicted_ = std::move(records);
+  without_slot_.assign(predicted_.begin(), predicted_.end());
+}
+
+void LookAhead::predict_sweep(std::vector<RecordIndex> records) {
+  drop();
+  cache_.sweep_begins();
+  predict_in_sweep(std::move(records));
+  go_on(AheadRoom::any);
+}
+
+void LookAhead::go_on() { go_on(AheadRoom::passed); }
+
+void LookAhead::go_on(AheadRoom room) {
+  if (without_slot_.empty()) return;
+  start(AheadRoom::unused, without_slot_.size());
+  if (reads_.size() < kSweepReads) start(room, kSweepReads - reads_.size());
+}
+
+// At most `most` of those without a slot, until one finds no room.
+void LookAhead::start(AheadRoom room, size_t most) {
   collect();
-  const PinnedResidents kept(cache_, records);  // else they would be evicted, and read once more a moment later
-  for (const RecordIndex record : records) {
-    uint8_t* slot = cache_.acquire_ahead(record);
-    if (slot == nullptr) continue;
+  const PinnedResidents kept(cache_, predicted_);  // else they would be evicted, and read once more a moment later
+  for (; most > 0 && !without_slot_.empty() && reads_.size() < kReadsMost; without_slot_.pop_front()) {
+    const RecordIndex record = without_slot_.front();
+    if (!cache_.absent(record)) continue;
+    uint8_t* slot = cache_.acquire_ahead(record, room);
+    if (slot == nullptr) return;
     reads_.push_back({.record = record, .dropped = false, .outcome = {}});
     ++counters_.predicted;
     loader_.start_ahead(record, slot);
+    --most;
   }
 }
 
@@ -69,6 +106,8 @@ std::optional<LookAhead::Taken> LookAhead::take(RecordIndex record) {
 }
 
 void LookAhead::drop() {
+  predicted_.clear();
+  without_slot_.clear();
   if (reads_.empty()) return;
   std::vector<Read> present;
   for (Read& read : reads_) {

@@ -1,8 +1,14 @@
 // Reads in idle disk time what the next layer will probably ask for. Predictions cost nothing but disk time that nobody
 // else wanted, and the slots that the cache spares for them: of the slots that are left to the others they evict
 // nobody, they wait for every other read, and those that turn out wrong are dropped.
+//
+// In a pass that asks every layer for most of its experts (cache/sweep.hpp) two slots are nothing, and what the pass
+// has passed makes room for the next layer anyway: there it makes room for predictions, as soon as the present layer
+// has all the slots that it needs. Those that find none yet are tried again as experts are released.
 #pragma once
 
+#include <cstddef>
+#include <deque>
 #include <optional>
 #include <span>
 #include <vector>
@@ -29,6 +35,14 @@ class LookAhead {
   // Queues reads for those of which nothing is in memory, the likeliest first, as far as slots are spared. The others
   // do not make room for them.
   void predict(std::span<const RecordIndex> records);
+  // The same for the next layer of a pass that goes through all: go_on() begins the reads.
+  void predict_in_sweep(std::vector<RecordIndex> records);
+  // For the first layer of a pass that is about to begin. A few of them may make others give way who are not predicted.
+  void predict_sweep(std::vector<RecordIndex> records);
+  // Begins reads that had no slot before; to be called when nobody else waits for slots.
+  void go_on();
+  // Frees the slots of dropped predictions whose reads have ended; to be called before slots are asked for.
+  void collect();
 
   // A record that is asked for now, whose slot is the caller's from now on, who admits or discards it.
   struct Taken {
@@ -51,7 +65,8 @@ class LookAhead {
     std::optional<LoadOutcome> outcome;
   };
 
-  void collect();
+  void go_on(AheadRoom room);
+  void start(AheadRoom room, size_t most);
   void receive(LoadOutcome outcome);
   void discard(const Read& read, const LoadOutcome& outcome);
   std::vector<Read>::iterator find(RecordIndex record);
@@ -59,7 +74,9 @@ class LookAhead {
   const RecordTable& table_;
   ExpertCache& cache_;
   RecordLoader& loader_;
-  std::vector<Read> reads_;  // those that were dropped stay until they have completed
+  std::vector<Read> reads_;               // those that were dropped stay until they have completed
+  std::vector<RecordIndex> predicted_;    // they do not make room for each other
+  std::deque<RecordIndex> without_slot_;  // of these: their reads have not been queued
   LookAheadCounters counters_;
 };
 

@@ -106,17 +106,17 @@ void test_a_sweep_spares_what_it_will_ask_for_in_later_layers() {
   {
     ExpertCache cache = cache_of_two_layers(arena, classes, {3, 4, 0, 1});
     cache.requested(std::vector<RecordIndex>{1, 2});  // most of the layer: 3 and 4 are older, but will be asked for
-    CHECK(cache.acquire(2, true) != nullptr);
+    CHECK(cache.acquire(2, Spared::awaited) != nullptr);
     CHECK(!cache.resident(0) && cache.resident(3) && cache.resident(4));
     cache.pin(1);
-    CHECK(cache.acquire(0, true) == nullptr);  // nothing else is left
+    CHECK(cache.acquire(0, Spared::awaited) == nullptr);  // nothing else is left
     CHECK(cache.acquire(0) != nullptr);
     CHECK(!cache.resident(3) && cache.resident(4));
   }
   {
     ExpertCache cache = cache_of_two_layers(arena, classes, {3, 4, 0, 1});
     cache.requested(std::vector<RecordIndex>{2});  // a third of it, as a decoding step does
-    CHECK(cache.acquire(2, true) != nullptr);
+    CHECK(cache.acquire(2, Spared::awaited) != nullptr);
     CHECK(!cache.resident(3) && cache.resident(0));
   }
   {
@@ -124,10 +124,10 @@ void test_a_sweep_spares_what_it_will_ask_for_in_later_layers() {
     cache.requested(std::vector<RecordIndex>{0, 1});
     cache.requested(std::vector<RecordIndex>{3, 4, 5});  // the last layer: nothing is awaited
     cache.pin(3);
-    CHECK(cache.acquire(5, true) != nullptr);
+    CHECK(cache.acquire(5, Spared::awaited) != nullptr);
     CHECK(!cache.resident(0) && cache.resident(4));
     cache.requested({});
-    CHECK(cache.acquire(2, true) != nullptr);
+    CHECK(cache.acquire(2, Spared::awaited) != nullptr);
     CHECK(!cache.resident(4));
   }
 }

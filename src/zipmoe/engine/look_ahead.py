@@ -22,7 +22,8 @@ class LookAhead:
     """Predictions for one engine with one pool of whole records.
 
     They change when experts are read, and nothing else: reads wait for all others, and go to slots that the pool spares
-    for them. What the next layer asks for is used, the rest is dropped.
+    for them; in a pass that asks every layer for most of its experts, also to those of experts that it has passed. What
+    the next layer asks for is used, the rest is dropped.
 
     Args:
         engine: whose pool lends the slots from now on.
@@ -68,6 +69,19 @@ class LookAhead:
         with engine._exclusive():
             absent = engine._native.predict_next([group.records[expert_id] for expert_id in expert_ids])
         return [expert_ids[position] for position in absent]
+
+
+    def predict_sweep(self, group: GroupHandle) -> None:
+        """A pass is about to begin that asks every layer for nearly all of its experts, the first one of this group.
+
+        Args:
+            group: of the first sparse layer.
+        """
+        engine = self._engine
+        with engine._exclusive():
+            if engine._request is None:
+                engine.early.cancel()
+                engine._native.predict_sweep(list(group.records))
 
 
 def can_look_ahead(engine: Engine) -> bool:

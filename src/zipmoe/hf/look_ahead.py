@@ -16,11 +16,25 @@ from torch import nn
 from zipmoe.engine.engine import Engine
 from zipmoe.engine.look_ahead import LookAhead, can_look_ahead, holds_all_experts
 from zipmoe.engine.record_catalogue import GroupHandle
+from zipmoe.hf.budget_watch import call_shape
 from zipmoe.hf.early_routing import EarlyRouter, block_input
 from zipmoe.hf.expert_parameter import ExpertSource
 
 ROWS_MAX = 3
-"""Rows of a step for which predictions are made: with more, a layer asks for too many experts."""
+"""Rows of a step for which the likeliest experts are predicted: with more, a layer asks for too many of them, until
+it asks for most."""
+
+
+_CHOICES_OF_ALL = 4
+"""Choices for each expert with which a layer asks for nearly all of them (94 % of 60: docs/results/look_ahead.md)."""
+
+
+def _most_tokens_first(chosen: torch.Tensor, experts: int) -> list[int]:
+    """Ids that occur, those of many tokens first; ``chosen``: ids, some perhaps out of range."""
+    ids = chosen.reshape(-1)
+    counts = torch.bincount(ids[(ids >= 0) & (ids < experts)], minlength=experts)
+    order: list[int] = counts.argsort(descending=True, stable=True)[: int((counts > 0).sum())].tolist()
+    return order
 
 
 class RoutedBlock:
@@ -32,9 +46,10 @@ class RoutedBlock:
         experts: name of the experts, a ``PackedInterfaceExperts``.
         flattened: whether the router is given the input as (tokens, hidden), not as it is.
         width: of the hidden states.
+        top_k: experts that the router chooses for each row.
     """
 
-    def __init__(self, block: nn.Module, router: str, experts: str, flattened: bool, width: int) -> None:
+    def __init__(self, block: nn.Module, router: str, experts: str, flattened: bool, width: int, top_k: int) -> None:
         self.following: RoutedBlock | None = None
         self._block = weakref.ref(block)
         self._router = router
@@ -42,13 +57,13 @@ class RoutedBlock:
         self._flattened = flattened
         self.width = width
         """Of the hidden states that the block is given."""
+        self._top_k = top_k
 
     def before(self, look_ahead: LookAhead, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The block is called with these arguments: predict the experts of the one after it."""
         given = block_input(args, kwargs)
-        if self.following is None or given is None or not 0 < given.numel() <= ROWS_MAX * given.shape[-1]:
-            return
-        self.following.predict(look_ahead, given)
+        if self.following is not None and given is not None and given.numel() > 0:
+            self.following.predict(look_ahead, given)
 
     def predict(self, look_ahead: LookAhead, given: torch.Tensor) -> None:
         """Predict this block's experts from the hidden states that another block was given."""
@@ -71,14 +86,32 @@ class RoutedBlock:
         if block is None or given.shape[-1] != self.width:
             return None
         router, experts = block._modules[self._router], block._modules[self._experts]
+        rows = given.numel() // self.width
+        if rows > ROWS_MAX and rows * self._top_k < experts.num_experts:
+            return None
         if self._flattened:
             given = given.reshape(-1, given.shape[-1])
         with torch.no_grad():
             chosen = router.route(given)[2] if isinstance(router, EarlyRouter) else router.forward(given)[2]
-        by_rank = chosen.reshape(-1, chosen.shape[-1]).t().reshape(-1).tolist()  # every token's first choice first
-        likely = [expert for expert in dict.fromkeys(by_rank) if 0 <= expert < experts.num_experts]
+        if rows <= ROWS_MAX:
+            by_rank = chosen.reshape(-1, chosen.shape[-1]).t().reshape(-1).tolist()  # every token's first choice first
+            likely = [expert for expert in dict.fromkeys(by_rank) if 0 <= expert < experts.num_experts]
+        else:
+            likely = _most_tokens_first(chosen, experts.num_experts)
         source: ExpertSource = experts._zipmoe_source
         return source.group, likely
+
+    def predict_all(self, look_ahead: LookAhead, rows: int) -> None:
+        """The block is the first of a pass with so many rows that begins: predict all experts, if it will ask for
+        nearly all of them.
+        """
+        block: Any = self._block()
+        if block is None:
+            return
+        experts = block._modules[self._experts]
+        if rows * self._top_k >= _CHOICES_OF_ALL * experts.num_experts:
+            source: ExpertSource = experts._zipmoe_source
+            look_ahead.predict_sweep(source.group)
 
 
 def may_look_ahead(engine: Engine, wanted: bool | None) -> bool:
@@ -101,7 +134,7 @@ class LookAheadChain:
     def __init__(self, engine: Engine) -> None:
         self._look_ahead = LookAhead(engine) if can_look_ahead(engine) else None
         self.first: RoutedBlock | None = None
-        """The first of the blocks that can be predicted, once it has been called."""
+        """The first sparse block of a pass, if it is one that can be predicted, once it has been called."""
         self._last: RoutedBlock | None = None
         self._found = 0
         self.watched = 0
@@ -122,13 +155,27 @@ class LookAheadChain:
         self._found += 1
         if self._last is not None:
             self._last.following = routed
+        elif self.seen == 1:
+            self.first = routed
         self._last = routed
-        self.first = self.first or routed
 
         def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             routed.before(look_ahead, args, kwargs)
 
         block.register_forward_pre_hook(before_block, with_kwargs=True)
+
+    def watch_passes(self, model: nn.Module) -> None:
+        """Predict the first layer whenever a pass of ``model`` with many rows begins."""
+        look_ahead = self._look_ahead
+        if look_ahead is None:
+            return
+
+        def before_pass(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            sequences, length = call_shape(args, kwargs)
+            if self.first is not None and sequences * length > ROWS_MAX:
+                self.first.predict_all(look_ahead, sequences * length)
+
+        model.register_forward_pre_hook(before_pass, with_kwargs=True)
 
     def describe(self) -> str:
         """The part of the mode line."""

@@ -116,6 +116,7 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
         if may_look_ahead(self._slot.engine, self.quantization_config.look_ahead):
             model.zipmoe_look_ahead = LookAheadChain(self._slot.engine)
             model.zipmoe_next_token = look_ahead_to_next_token(model, model.zipmoe_look_ahead)
+            model.zipmoe_look_ahead.watch_passes(model)
         early, chain = self.quantization_config.early_routing, model.zipmoe_look_ahead
         if early or chain is not None:
             discover_routers(model, early=early, chain=chain)

@@ -52,7 +52,7 @@ class _Discovery:
         self._values: torch.Tensor | None = None
         self._triples: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = []
         self._linear_ran = False
-        self._found: tuple[str, bool] | None = None  # the router's name, and whether its input is flattened
+        self._found: tuple[str, bool, int] | None = None  # the router's name, whether its input is flattened, top k
         self._pays = False
 
     def watch(self, block: nn.Module) -> None:
@@ -90,7 +90,7 @@ class _Discovery:
         for name, router_args, router_kwargs, output in self._triples:
             if any(output[2] is tensor for tensor in inputs):
                 flattened = self._is_flattened(router_args, router_kwargs)
-                self._found = None if flattened is None else (name, flattened)
+                self._found = None if flattened is None else (name, flattened, output[2].shape[-1])
 
     def _is_flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
         """Whether the router was given the block's input flattened (True) or as it is; None: something else."""
@@ -115,4 +115,6 @@ class _Discovery:
         if self._chain is not None:
             self._chain.seen += 1
             if found is not None and given is not None:
-                self._chain.add(block, RoutedBlock(block, found[0], self._experts, found[1], given.shape[-1]))
+                router, flattened, top_k = found
+                routed = RoutedBlock(block, router, self._experts, flattened, given.shape[-1], top_k)
+                self._chain.add(block, routed)
