@@ -443,6 +443,7 @@ void bind_engine(nb::module_& module) {
             return without_gil([&] { return self.get().predict_next(records); });
           },
           "records"_a, "What the next request will probably ask for; returns the positions of those not in memory.")
+      .def(
           "predict_sweep",
           [](const ProcessBoundEngine& self, std::vector<uint32_t> records) {
             without_gil([&] { self.get().predict_sweep(std::move(records)); });
