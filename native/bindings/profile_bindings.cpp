@@ -77,11 +77,12 @@ std::tuple<double, uint64_t, int> read_records(TimedReader& reader, const PlaceT
 }
 
 void init_timed_reader(TimedReader* self, const std::vector<std::string>& paths, const std::string& backend,
-                       uint32_t parallel, uint64_t block_bytes, uint32_t completion_threads,
+                       uint32_t parallel, uint64_t block_bytes, uint64_t least_block_bytes, uint32_t completion_threads,
                        const std::optional<Memory>& memory) {
   ReaderOptions options{.backend = parse_io_backend(backend)};
   options.threads.threads = parallel;
   options.threads.chunk_bytes = block_bytes;
+  if (least_block_bytes > 0) options.threads.least_chunk_bytes = options.uring.least_block_bytes = least_block_bytes;
   options.uring.queue_depth = parallel;
   options.uring.block_bytes = block_bytes;
   options.uring.completion_threads = completion_threads;
@@ -146,12 +147,15 @@ void bind_profile(nb::module_& module) {
       .def_prop_ro("depth", &TimedReads::depth)
       .def_prop_ro("fallback_reason", &TimedReads::fallback_reason, "Why reads are not direct; empty if they are.")
       .def("read", read_blocks, "places"_a, "block_bytes"_a, "memory"_a.noconvert(),
-           "Reads one block at each (file, offset) into memory (uint8 [>= depth * block_bytes], aligned to 4096). "
-           "Returns seconds, bytes, errno of the first failure (0: none).");
+           "Reads one block at each (file, offset) into memory (uint8 [>= depth * block_bytes], aligned to 4096), one "
+           "block of it after the other, on from where the call before ended. Returns seconds, bytes, errno of the "
+           "first failure (0: none).");
   nb::class_<TimedReader>(module, "TimedReader", "Whole records through one of the executor's backends, timed.")
       .def("__init__", init_timed_reader, "paths"_a, "backend"_a, nb::kw_only(), "parallel"_a, "block_bytes"_a,
-           "completion_threads"_a = 1, "memory"_a = nb::none(),
-           "parallel: threads, or depth of the queue; memory: to be registered with io_uring. OSError if a file cannot "
+           "least_block_bytes"_a = 0, "completion_threads"_a = 1, "memory"_a = nb::none(),
+           "parallel: threads, or depth of the queue; block_bytes, least_block_bytes: of the longest and the shortest "
+           "blocks "
+           "(0: the default); memory: to be registered with io_uring. OSError if a file cannot "
            "be opened, RuntimeError without io_uring.")
       .def("read", read_records, "places"_a, "length"_a, "memory"_a.noconvert(), "checksums"_a,
            "Reads `length` bytes at each (file, offset), as many at a time as memory (uint8, aligned to 4096) holds. "

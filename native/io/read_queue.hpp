@@ -68,7 +68,7 @@ struct FinishedRead {
 class ReadQueue {
  public:
   // Shorter chunks cost the disk more than they save.
-  static constexpr uint64_t kLeastChunkBytes = uint64_t{512} << 10;
+  static constexpr uint64_t kLeastChunkBytes = uint64_t{1} << 20;
 
   // `chunk_bytes`: of the longest chunks. Throws std::invalid_argument.
   ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity, uint64_t least_chunk_bytes = kLeastChunkBytes);

@@ -8,7 +8,8 @@ namespace zipmoe {
 
 ThreadPoolReader::ThreadPoolReader(const std::vector<std::string>& paths, const ThreadPoolReaderOptions& options)
     : files_(paths, options.mode),
-      queue_(static_cast<uint32_t>(paths.size()), options.chunk_bytes, options.queue_capacity) {
+      queue_(static_cast<uint32_t>(paths.size()), options.chunk_bytes, options.queue_capacity,
+             options.least_chunk_bytes) {
   if (options.threads == 0) throw std::invalid_argument("the reader needs at least one thread");
   threads_.reserve(options.threads);
   for (uint32_t i = 0; i < options.threads; ++i) threads_.emplace_back([this] { serve(); });

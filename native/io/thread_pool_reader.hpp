@@ -15,7 +15,8 @@ namespace zipmoe {
 
 struct ThreadPoolReaderOptions {
   uint32_t threads = 4;
-  uint64_t chunk_bytes = uint64_t{4} << 20;
+  uint64_t chunk_bytes = uint64_t{4} << 20;  // of the longest chunks
+  uint64_t least_chunk_bytes = ReadQueue::kLeastChunkBytes;
   uint32_t queue_capacity = 1024;  // reads submitted and not yet completed
   IoMode mode = IoMode::automatic;
 };

@@ -44,7 +44,8 @@ void UringReader::WakeEvent::signal() const noexcept {
 UringReader::UringReader(const std::vector<std::string>& paths, const UringReaderOptions& options)
     : options_(checked(options)),
       files_(paths, options.mode),
-      queue_(static_cast<uint32_t>(paths.size()), options.block_bytes, options.queue_capacity),
+      queue_(static_cast<uint32_t>(paths.size()), options.block_bytes, options.queue_capacity,
+             options.least_block_bytes),
       completion_threads_(options.completion_threads, [this](const ArrivedChunk& arrived) { finish(arrived); }),
       under_way_(options.queue_depth) {
   for (uint32_t token = 0; token < options.queue_depth; ++token) free_tokens_.push_back(token);

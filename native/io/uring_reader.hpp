@@ -19,11 +19,12 @@
 namespace zipmoe {
 
 struct UringReaderOptions {
-  uint32_t queue_depth = 8;                     // blocks that the kernel has at a time
-  uint64_t block_bytes = uint64_t{2} << 20;     // a multiple of 4096, at most 1 GiB
-  uint32_t queue_capacity = 1024;               // reads submitted and not yet completed
-  uint32_t completion_threads = 1;              // that tell the sinks; 0: the thread of the ring does
-  std::vector<std::span<uint8_t>> memory = {};  // to be registered with the kernel
+  uint32_t queue_depth = 8;                        // blocks that the kernel has at a time
+  uint64_t block_bytes = uint64_t{2} << 20;        // of the longest blocks; a multiple of 4096, at most 1 GiB
+  uint64_t least_block_bytes = uint64_t{2} << 20;  // one thread handles all: shorter blocks do not pay
+  uint32_t queue_capacity = 1024;                  // reads submitted and not yet completed
+  uint32_t completion_threads = 1;                 // that tell the sinks; 0: the thread of the ring does
+  std::vector<std::span<uint8_t>> memory = {};     // to be registered with the kernel
   IoMode mode = IoMode::automatic;
 };
 

@@ -249,21 +249,21 @@ void test_chunks_become_shorter_towards_the_end() {
   uint8_t byte = 0;
   ReadJob job{.file = 0, .offset = 8 * kPage, .length = 2952 * kPage, .destination = &byte, .sink = &sink};
   using Pages = std::vector<uint64_t>;
-  CHECK(pages_of_chunks(queue, job) == Pages({1024, 964, 482, 241, 128, 113}));  // an expert of 12.1 MB
+  CHECK(pages_of_chunks(queue, job) == Pages({1024, 964, 482, 256, 226}));  // an expert of 12.1 MB
   for (const auto& [pages, chunks] : {std::pair<uint64_t, Pages>{1, {1}},
-                                      {128, {128}},
-                                      {191, {191}},  // the rest would be short
-                                      {192, {128, 64}},
-                                      {600, {300, 150, 150}}}) {
+                                      {256, {256}},
+                                      {383, {383}},  // the rest would be short
+                                      {384, {256, 128}},
+                                      {1200, {600, 300, 300}}}) {
     job.length = pages * kPage;
     CHECK(pages_of_chunks(queue, job) == chunks);
   }
-  job.length = 600 * kPage;  // in two places
+  job.length = 700 * kPage;  // in two places
   job.split = 100 * kPage;
   job.rest_destination = &byte;
-  CHECK(pages_of_chunks(queue, job) == Pages({100, 250, 128, 122}));
+  CHECK(pages_of_chunks(queue, job) == Pages({100, 300, 300}));
   job.background = true;  // each as short as others may have to wait for
-  CHECK(pages_of_chunks(queue, job) == Pages({100, 256, 244}));
+  CHECK(pages_of_chunks(queue, job) == Pages({100, 256, 256, 88}));
   ReadQueue short_chunks(1, 2 * kPage, 4);  // not to be cut further
   job = {.file = 0, .offset = 0, .length = 5 * kPage, .destination = &byte, .sink = &sink};
   CHECK(pages_of_chunks(short_chunks, job) == Pages({2, 2, 1}));

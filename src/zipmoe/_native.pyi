@@ -397,6 +397,7 @@ class TimedReader:
         *,
         parallel: int,
         block_bytes: int,
+        least_block_bytes: int = 0,
         completion_threads: int = 1,
         memory: npt.NDArray[np.uint8] | None = None,
     ) -> None: ...

@@ -16,12 +16,12 @@ from zipmoe.errors import InvalidArgumentError
 
 IO_BACKENDS = ("auto", "threads", "uring")
 DEFAULT_IO_THREADS = 4
-"""Chunks of 4 MiB in flight: enough for the disk's queue, and checksums run beside the reads."""
+"""Chunks of up to 4 MiB in flight: enough for the disk's queue, and checksums run beside the reads."""
 DEFAULT_IO_DEPTH = 8
-"""Blocks of 2 MiB that io_uring has at a time."""
+"""Blocks of up to 2 MiB that io_uring has at a time."""
 LARGEST_IO_DEPTH = 4096
 CHUNK_BYTES = {"threads": 4 << 20, "uring": 2 << 20}
-"""What the native core cuts long reads into, by backend."""
+"""The longest blocks that the native core cuts reads into, by backend; they become shorter towards a read's end."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How many reads at a time the disk wants: experts' records through the engine's own reader, by backend and number.
 
 What the engine does beside reading belongs to it: long reads are cut as the engine cuts them, several records are under
-way, and each one's checksum is computed when it has arrived.
+way, and each one's checksum is computed while it arrives.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from zipmoe.store.manifest import ALIGNMENT_BYTES, Record
 BLOCK_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 QUEUE_DEPTHS = (1, 2, 4, 8)
 READ_MEMORY_BYTES = 128 << 20
-"""Blocks under way must fit into this; larger combinations of block and depth are not measured."""
+"""Blocks under way must fit into this; larger combinations of block and depth are not measured. Reads go through all of
+it, so it is larger than what processors' caches keep: reads into cached memory are faster than an engine's are."""
 LARGEST_BLOCK_BYTES = 64 << 20
 """Longer records are measured with reads of this length."""
 LATENCY_BLOCK_BYTES = ALIGNMENT_BYTES
@@ -36,7 +37,10 @@ class BlockReader(Protocol):
         ...
 
     def read(self, places: Sequence[Place], block_bytes: int, memory: npt.NDArray[np.uint8]) -> tuple[float, int, int]:
-        """Read one block at each place; returns seconds, bytes, errno (0: none)."""
+        """Read one block at each place, into one block of memory after the other.
+
+        Returns seconds, bytes, errno (0: none).
+        """
         ...
 
 
