@@ -12,6 +12,7 @@ import torch
 from few_slots import PROMPTS, both, counters, decode, load
 from torch import nn
 
+from zipmoe.errors import CorruptRecordError
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.early_routing import EarlyRouter
 from zipmoe.hf.next_token_look_ahead import (
@@ -93,6 +94,26 @@ def test_rows_of_the_next_token_are_looked_up_once(packed_model):
         logits = decode(model, PROMPTS[:1], steps=3)
         tokens = [step[:, -1].argmax(-1).tolist() for step in logits]
         assert asked == [sorted(PROMPTS[0].tolist()), *tokens]
+
+
+def test_a_row_that_cannot_be_read_is_an_error_of_the_step_that_asks_for_it(packed_model):
+    model = load(packed_model("qwen2_moe"), True)
+    with model.zipmoe_engine as engine, torch.no_grad():
+        expected = decode(model, PROMPTS[:1], steps=1)[0]
+        seen = observe(model)
+        original, calls = engine.dense_rows, []
+
+        def dense_rows(parameter: str, rows: torch.Tensor) -> torch.Tensor:
+            calls.append(rows.tolist())
+            if len(calls) > 1:
+                raise CorruptRecordError("damaged")
+            return original(parameter, rows)
+
+        engine.dense_rows = dense_rows
+        assert torch.equal(decode(model, PROMPTS[:1], steps=1)[0], expected)
+        assert seen == [] and len(calls) == 2
+        with pytest.raises(CorruptRecordError):
+            decode(model, PROMPTS[:1], steps=1)
 
 
 def await_reads(model: Any, read_bytes: int) -> None:

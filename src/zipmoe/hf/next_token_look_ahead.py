@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from zipmoe.errors import ZipMoEError
 from zipmoe.hf.few_rows import records_gradients
 from zipmoe.hf.look_ahead import ROWS_MAX, LookAheadChain, RoutedBlock
 from zipmoe.hf.packed_embedding import PackedEmbedding
@@ -91,7 +92,11 @@ class NextTokenLookAhead:
             return
         self._watch(first)
         with torch.no_grad():
-            found = first.likely(unit_rms(_rows(embedding, tokens)).unsqueeze(1))
+            try:
+                rows = _rows(embedding, tokens)
+            except ZipMoEError:  # a damaged row, say: an error of the step that asks for it, if that comes
+                return
+            found = first.likely(unit_rms(rows).unsqueeze(1))
         if found is not None:
             self._unconfirmed, self._rows = look_ahead.predict_next(*found), len(tokens)
 
