@@ -1,8 +1,9 @@
-"""Causal attention of a prompt: the native kernel beside torch's scaled_dot_product_attention, in turns.
+"""Causal attention of a prompt between its matrices: the native kernel beside what Transformers does, in turns.
 
     OMP_WAIT_POLICY=passive python benchmarks/prompt_attention.py --tokens 128 512 2048
 
-Prints the median milliseconds of both and their ratio, and the errors against FP64, relative to the length of the rows.
+Rotary positions, entries of the cache, attention. Prints the median milliseconds of both and their ratio, and the
+errors of the attention alone against FP64, relative to its length.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import statistics
 import time
 
 import torch
+from transformers import DynamicCache
+from transformers.models.qwen2_moe.modeling_qwen2_moe import apply_rotary_pos_emb
 
 from zipmoe import _native
 
@@ -42,9 +45,13 @@ def main() -> None:
         cached = [torch.empty_like(keys.transpose(1, 2).contiguous()) for _ in range(2)]
         out = torch.empty_like(queries)
         by_head = [part.transpose(1, 2) for part in (queries, keys, values)]
+        half = options.dimensions // 2
+        angles = torch.arange(tokens)[:, None] / 10000 ** (torch.arange(half) / half)
+        cosines, sines = (part.repeat(1, 2).bfloat16() for part in (angles.cos(), angles.sin()))
         shares = options.heads != options.key_value_heads
 
-        def native(arrays=(queries, keys, values), cached=cached, out=out) -> torch.Tensor:
+        def native(rotate=True, arrays=(queries, keys, values), cached=cached, out=out, cosines=cosines, sines=sines):
+            rotation = {"cosines": words(cosines), "sines": words(sines)} if rotate else {}
             _native.attend_prompt(
                 *map(words, arrays),
                 scale,
@@ -52,12 +59,17 @@ def main() -> None:
                 words(out),
                 threads,
                 instruction_set=options.instruction_set,
+                **rotation,
             )
             return out
 
-        def of_torch(arrays=by_head, shares=shares) -> torch.Tensor:
+        def of_torch(rotate=True, arrays=by_head, shares=shares, cosines=cosines[None], sines=sines[None]):
             attention = torch.nn.functional.scaled_dot_product_attention
-            mixed = attention(*arrays, scale=scale, is_causal=True, enable_gqa=shares)
+            q, k, v = arrays
+            if rotate:
+                q, k = apply_rotary_pos_emb(q, k, cosines, sines)
+                k, v = DynamicCache().update(k, v, 0)
+            mixed = attention(q, k, v, scale=scale, is_causal=True, enable_gqa=shares)
             return mixed.transpose(1, 2).contiguous()
 
         seconds: dict[str, list[float]] = {"native": [], "torch": []}
@@ -69,7 +81,7 @@ def main() -> None:
         wide = [part.double() for part in by_head]
         exact = torch.nn.functional.scaled_dot_product_attention(*wide, scale=scale, is_causal=True, enable_gqa=shares)
         exact = exact.transpose(1, 2)
-        errors = [((one().double() - exact).norm() / exact.norm()).item() for one in (native, of_torch)]
+        errors = [((one(rotate=False).double() - exact).norm() / exact.norm()).item() for one in (native, of_torch)]
         medians = {name: 1e3 * statistics.median(taken) for name, taken in seconds.items()}
         print(
             f"{tokens} tokens: native {medians['native']:.2f} ms, torch {medians['torch']:.2f} ms, "

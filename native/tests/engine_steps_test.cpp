@@ -3,6 +3,8 @@
 #include <functional>
 
 #include "compute/bfloat16.hpp"
+#include "simd/instruction_set.hpp"
+#include "simd/prompt_attention_kernels.hpp"
 #include "tests/packed_model.hpp"
 
 namespace zipmoe {
@@ -95,6 +97,7 @@ struct Attention {
                        .query_norm = {},
                        .key_norm = {}};
   uint64_t rows = 2;
+  uint64_t sequences = 2;
   uint64_t values = 2 * kSize;
   uint64_t outputs = 2 * kSize;
   uint64_t length = 0;
@@ -107,7 +110,8 @@ struct Attention {
   Words angles = Words(64);
 
   void run(Engine& engine) {
-    engine.attention_step(layer, {std::span(x).first(values), rows}, rows, {angles.data(), angles.data(), rotated, 0},
+    engine.attention_step(layer, {std::span(x).first(values), rows}, sequences,
+                          {angles.data(), angles.data(), rotated, 0},
                           {keys.data(), cached_values.data(), length, capacity}, std::span(out).first(outputs));
   }
 };
@@ -130,10 +134,44 @@ void test_attention_to_oneself_is_the_value() {
   }
 }
 
+// Two tokens of one sequence: the first one attends to itself alone, and in two calls there is the same cache.
+void test_attention_of_a_prompt() {
+  if (simd::prompt_attention(best_instruction_set()) == nullptr) return;
+  Loaded loaded;
+  Attention prompt;
+  prompt.sequences = 1;
+  prompt.rotated = 16;
+  for (uint64_t i = 0; i < 32; ++i) prompt.angles[i] = float_to_bfloat16(0.5f);
+  Attention between = prompt;
+  Attention first = prompt;
+  prompt.run(loaded.engine);
+
+  const Words query = multiplied(loaded.engine, {kFirst}, between.x, 2);
+  const Words key = multiplied(loaded.engine, {kSecond}, between.x, 2);
+  Words mixed(2 * kSize);
+  loaded.engine.attend_projected(between.layer, {query.data(), key.data(), query.data(), 1, 2},
+                                 {between.angles.data(), between.angles.data(), between.rotated, 0},
+                                 {between.keys.data(), between.cached_values.data(), 0, between.capacity},
+                                 mixed.data());
+  prompt.out.resize(prompt.outputs);
+  CHECK(prompt.out == multiplied(loaded.engine, {kSecond}, mixed, 2));
+  CHECK(prompt.keys == between.keys && prompt.cached_values == between.cached_values);
+
+  first.rows = 1;
+  first.values = first.outputs = kSize;
+  first.run(loaded.engine);
+  CHECK(std::equal(first.out.begin(), first.out.begin() + kSize, prompt.out.begin()));
+
+  prompt.length = 1;
+  EXPECT_ERROR(std::invalid_argument, prompt.run(loaded.engine));
+}
+
 void test_attention_of_another_shape_is_refused() {
   Loaded loaded;
   const std::vector<std::function<void(Attention&)>> changes = {
       [](Attention& step) { step.rows = 0; },
+      [](Attention& step) { step.sequences = 0; },
+      [](Attention& step) { step.sequences = 3; },
       [](Attention& step) { step.values = 0; },
       [](Attention& step) { step.values = 2 * kSize - 1; },  // not whole rows
       [](Attention& step) { step.values = 2 * kSize - 2; },  // of another length
@@ -240,6 +278,7 @@ int main() {
   zipmoe::test_a_matrix_of_several_blocks_is_their_products_side_by_side();
   zipmoe::test_products_of_another_shape_are_refused();
   zipmoe::test_attention_to_oneself_is_the_value();
+  zipmoe::test_attention_of_a_prompt();
   zipmoe::test_attention_of_another_shape_is_refused();
   zipmoe::test_rows_of_a_network_do_not_depend_on_each_other();
   zipmoe::test_networks_of_another_shape_are_refused();

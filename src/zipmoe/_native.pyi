@@ -197,6 +197,8 @@ def attend_prompt(
     out: npt.NDArray[np.uint16],
     threads: ComputeThreads,
     *,
+    cosines: npt.NDArray[np.uint16] | None = None,
+    sines: npt.NDArray[np.uint16] | None = None,
     instruction_set: str = "",
 ) -> None: ...
 def feed_forward_step(

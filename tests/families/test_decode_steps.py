@@ -12,6 +12,7 @@ from family_table import FAMILIES
 from fp64_reference import compare, decode, inputs_and_steps, reference_model, rms
 from tiny_models import interface_families
 
+from zipmoe import _native
 from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.hf.fused_attention import FusedAttention
 from zipmoe.hf.fused_feed_forward import FusedFeedForward
@@ -86,10 +87,10 @@ NATIVE: dict[str, tuple[int, int, int, int, int]] = {
     "unlimited_ocr": (0, 2, 5, 0, 9),
     "zaya": (0, 0, 7, 0, 0),
 }
-"""Attentions and feed-forward networks that were native in a step, and native norms, routers and small matrices, of the
-tiny models. What is missing here: other shapes of attention (latent, gated, with sinks, full-width norms, rotated in
-pairs), layers with a sliding window or without positions, positions in FP32, norms of 1 + weight or in FP32, routers
-with corrections, groups or logits in FP32.
+"""Attentions and feed-forward networks that were native in a step (these attentions were native in prompts, too), and
+native norms, routers and small matrices, of the tiny models. What is missing here: other shapes of attention (latent,
+gated, with sinks, full-width norms, rotated in pairs), layers with a sliding window or without positions, positions in
+FP32, norms of 1 + weight or in FP32, routers with corrections, groups or logits in FP32.
 """
 NO_STEPS = {"diffusion_gemma", "openai_privacy_filter"}
 """They do not generate token after token."""
@@ -113,7 +114,15 @@ def test_steps(family: str, packed: Packed, checkpoint: Folder) -> None:
     steps = fast.zipmoe_fused_steps()
     attentions, feed_forwards = (_used(fast, kind) for kind in (FusedAttention, FusedFeedForward))
     assert (attentions, feed_forwards, steps.norms, steps.routers, steps.linears) == NATIVE[family]
+    if _native.attends_prompts():
+        assert _prompted(fast) == attentions
     fast.zipmoe_engine.close()
+
+
+def _prompted(model: Any) -> int:
+    """Attentions that were native in a prompt."""
+    natives = [module._zipmoe_native for module in model.modules() if isinstance(module, FusedAttention)]
+    return sum(native is not None and native.prompts.checked for native in natives)
 
 
 def _used(model: Any, kind: type) -> int:

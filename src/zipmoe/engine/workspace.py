@@ -22,7 +22,9 @@ buffered reads hold for a moment."""
 
 HIDDEN_COPIES = 52
 """Live values of one layer per token in units of the hidden size: residual, normed input, q, k, v and their rotations
-in FP32, attention output, router, and what the allocator cannot use again at once; without the routed experts."""
+in FP32, attention output, router, and what the allocator cannot use again at once; without the routed experts. Where
+attention of prompts is native, packed copies of keys and values take the place of rotations and repeated heads, which
+are more."""
 HIDDEN_COPIES_PER_EXPERT = 2
 """For each expert of a token: its sorted input row or output, and the weighted term that is summed in the end."""
 INTERMEDIATE_COPIES = 6

@@ -93,9 +93,9 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             choose now. Takes two experts' memory from the pool; the mode line says whether it is in effect. Results do
             not depend on it. Default: wherever that is possible, which takes a single pool of experts, not all of
             which have room.
-        fused_steps: in the mode ``"fast"``, compute attention, feed-forward networks, norms and routers of few rows by
-            one call of the native core each (docs/compute.md, "A decode step"), where it can. ``False`` leaves them to
-            the family's own code, whose products the native core computes one by one: for comparisons.
+        fused_steps: in the mode ``"fast"``, compute attention, feed-forward networks, norms and routers by one call of
+            the native core each (docs/compute.md, "Steps and prompts"), where it can. ``False`` leaves them to the
+            family's own code, whose products the native core computes one by one: for comparisons.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
