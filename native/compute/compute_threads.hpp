@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "compute/scratch_pool.hpp"
+
 namespace zipmoe {
 
 class ComputeThreads {
@@ -24,6 +26,9 @@ class ComputeThreads {
   ComputeThreads& operator=(const ComputeThreads&) = delete;
 
   uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
+
+  // For tasks: no more buffers than there are threads, as long as each uses one.
+  ScratchPool& scratch() { return scratch_; }
 
   // Runs body(0) .. body(tasks - 1), each once, on any thread, and returns when all are done; the caller works along.
   // Every thread takes tasks of a range of its own, in order, so that what it reads lies one behind the other and is
@@ -46,6 +51,7 @@ class ComputeThreads {
   void wait_for_end();
 
   std::chrono::microseconds spin_;
+  ScratchPool scratch_;
   std::mutex step_mutex_;  // one step at a time
 
   // The step. `body_` is written before the ranges, and read only by who has taken a task: the step cannot end before

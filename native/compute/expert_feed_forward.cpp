@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "compute/bfloat16.hpp"
+#include "compute/row_product.hpp"
 #include "compute/row_tasks.hpp"
 
 namespace zipmoe {
@@ -33,29 +33,34 @@ class Work {
         inputs_(expert.x, expert.tokens, expert.first.matrix.shape().columns, expert.x_stride),
         intermediate_(expert.tokens, expert.down.matrix.shape().columns) {}
 
-  void activate_rows(uint64_t begin, uint64_t end, const simd::GemvKernels& kernels) {
+  void activate_rows(uint64_t begin, uint64_t end, const simd::GemvKernels& kernels, ScratchPool& scratch) {
     TaskSums first;
     TaskSums second;
+    const uint64_t size = intermediate_.columns();
+    const bool interleaved = activation_.layout == GateLayout::interleaved && !expert_.up;
+    const Rows gate_rows = interleaved ? Rows{2 * begin, 2 * end} : Rows{begin, end};
+    const Rows up_rows = expert_.up ? gate_rows : Rows{size + begin, size + end};
+    const RowProduct gates(expert_.first.matrix, inputs_, gate_rows.begin, gate_rows.end, kernels, scratch);
+    std::optional<RowProduct> ups;
+    if (!interleaved && activation_.layout != GateLayout::none) {
+      ups.emplace((expert_.up ? *expert_.up : expert_.first).matrix, inputs_, up_rows.begin, up_rows.end, kernels,
+                  scratch);
+    }
     for_each_turn(inputs_.tokens(), [&](TokenRange tokens) {
-      const uint64_t size = intermediate_.columns();
-      if (activation_.layout == GateLayout::interleaved && !expert_.up) {
-        const uint64_t offset = multiply(expert_.first, tokens, 2 * begin, 2 * end, first, kernels);
-        write(tokens, begin, end, Part{first[0] + offset, 2}, Part{first[0] + offset + 1, 2});
-        return;
+      const float* gate = first[0] + multiply(gates, expert_.first, tokens, gate_rows, first);
+      if (interleaved) {
+        write(tokens, begin, end, kernels.gate, Part{gate, 2}, Part{gate + 1, 2});
+      } else if (!ups) {
+        write(tokens, begin, end, kernels.gate, Part{gate, 1}, Part{gate, 1});
+      } else {
+        const float* up = second[0] + multiply(*ups, expert_.up ? *expert_.up : expert_.first, tokens, up_rows, second);
+        write(tokens, begin, end, kernels.gate, Part{gate, 1}, Part{up, 1});
       }
-      const Part gate{first[0] + multiply(expert_.first, tokens, begin, end, first, kernels), 1};
-      if (activation_.layout == GateLayout::none) {
-        write(tokens, begin, end, gate, gate);
-        return;
-      }
-      const uint64_t offset = expert_.up ? multiply(*expert_.up, tokens, begin, end, second, kernels)
-                                         : multiply(expert_.first, tokens, size + begin, size + end, second, kernels);
-      write(tokens, begin, end, gate, Part{second[0] + offset, 1});
     });
   }
 
-  void project_down(uint64_t begin, uint64_t end, const simd::GemvKernels& kernels) const {
-    gemv_rows(expert_.down, intermediate_, expert_.output, begin, end, kernels);
+  void project_down(uint64_t begin, uint64_t end, const simd::GemvKernels& kernels, ScratchPool& scratch) const {
+    gemv_rows(expert_.down, intermediate_, expert_.output, begin, end, kernels, scratch);
   }
 
  private:
@@ -65,33 +70,36 @@ class Work {
     uint64_t step;
   };
 
-  // Sums with bias, rounded to BF16; returns the offset of row `begin`.
-  uint64_t multiply(const Projection& projection, TokenRange tokens, uint64_t begin, uint64_t end, TaskSums& sums,
-                    const simd::GemvKernels& kernels) const {
-    const uint64_t offset = projection.matrix.multiply(inputs_, tokens, begin, end, sums[0], kTaskSumRows, kernels);
+  struct Rows {
+    uint64_t begin;
+    uint64_t end;
+  };
+
+  // Sums with bias; returns the offset of the first row.
+  static uint64_t multiply(const RowProduct& product, const Projection& projection, TokenRange tokens, Rows rows,
+                           TaskSums& sums) {
+    const uint64_t offset = product.multiply(tokens, sums[0], kTaskSumRows);
     for (uint64_t token = 0; token < tokens.count(); ++token) {
-      float* values = sums[token] + offset;
-      projection.add_bias(begin, end, values);
-      for (uint64_t i = 0; i < end - begin; ++i) values[i] = round_to_bfloat16(values[i]);
+      projection.add_bias(rows.begin, rows.end, sums[token] + offset);
     }
     return offset;
   }
 
-  void write(TokenRange tokens, uint64_t begin, uint64_t end, Part gate, Part up) {
-    std::array<float, kActivationsMax> gates;
-    std::array<float, kActivationsMax> ups;
+  void write(TokenRange tokens, uint64_t begin, uint64_t end, simd::Gate kernel, Part gate, Part up) {
+    std::array<float, kTaskRowsMax> gates;
+    std::array<float, kTaskRowsMax> ups;
     for (uint64_t token = 0; token < tokens.count(); ++token) {
       const float* gate_values = gate.values + token * kTaskSumRows;
       const float* up_values = up.values + token * kTaskSumRows;
       if (gate.step == 1) {
-        activation_.apply(gate_values, up_values, end - begin, intermediate_.row(tokens.begin + token) + begin);
+        activation_.apply(gate_values, up_values, end - begin, intermediate_.row(tokens.begin + token) + begin, kernel);
         continue;
       }
       for (uint64_t i = 0; i < end - begin; ++i) {
         gates[i] = gate_values[gate.step * i];
         ups[i] = up_values[up.step * i];
       }
-      activation_.apply(gates.data(), ups.data(), end - begin, intermediate_.row(tokens.begin + token) + begin);
+      activation_.apply(gates.data(), ups.data(), end - begin, intermediate_.row(tokens.begin + token) + begin, kernel);
     }
   }
 
@@ -119,7 +127,6 @@ void check(const ExpertFeedForward& expert, const GatedActivation& activation) {
 
 void compute_experts(std::span<const ExpertFeedForward> experts, const GatedActivation& activation,
                      ComputeThreads& threads, const simd::GemvKernels& kernels) {
-  static_assert(kActivationsMax >= kTaskRowsMax);
   std::vector<Work> work;
   std::vector<RowTask> first;
   std::vector<RowTask> down;
@@ -136,10 +143,10 @@ void compute_experts(std::span<const ExpertFeedForward> experts, const GatedActi
     work.emplace_back(expert, activation);
   }
   threads.run(static_cast<uint32_t>(first.size()), [&](uint32_t task) {
-    work[first[task].expert].activate_rows(first[task].row_begin, first[task].row_end, kernels);
+    work[first[task].expert].activate_rows(first[task].row_begin, first[task].row_end, kernels, threads.scratch());
   });
   threads.run(static_cast<uint32_t>(down.size()), [&](uint32_t task) {
-    work[down[task].expert].project_down(down[task].row_begin, down[task].row_end, kernels);
+    work[down[task].expert].project_down(down[task].row_begin, down[task].row_end, kernels, threads.scratch());
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include "compute/bfloat16.hpp"
 #include "compute/joint_gemv.hpp"
+#include "compute/row_product.hpp"
 #include "compute/row_tasks.hpp"
 
 namespace zipmoe {
@@ -21,11 +22,11 @@ void Projection::add_bias(uint64_t row_begin, uint64_t row_end, float* sums) con
 }
 
 void gemv_rows(const Projection& projection, const TokenInputs& inputs, const GemvOutput& output, uint64_t row_begin,
-               uint64_t row_end, const simd::GemvKernels& kernels) {
+               uint64_t row_end, const simd::GemvKernels& kernels, ScratchPool& scratch) {
   TaskSums sums;
+  const RowProduct product(projection.matrix, inputs, row_begin, row_end, kernels, scratch);
   for_each_turn(inputs.tokens(), [&](TokenRange tokens) {
-    const uint64_t offset =
-        projection.matrix.multiply(inputs, tokens, row_begin, row_end, sums[0], kTaskSumRows, kernels);
+    const uint64_t offset = product.multiply(tokens, sums[0], kTaskSumRows);
     for (uint64_t token = 0; token < tokens.count(); ++token) {
       float* values = sums[token] + offset;
       projection.add_bias(row_begin, row_end, values);

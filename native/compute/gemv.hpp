@@ -35,6 +35,6 @@ void gemv(const Projection& projection, const TokenInputs& inputs, const GemvOut
 
 // One task of it: rows [row_begin, row_end), at most kTaskRowsMax of them (row_tasks.hpp).
 void gemv_rows(const Projection& projection, const TokenInputs& inputs, const GemvOutput& output, uint64_t row_begin,
-               uint64_t row_end, const simd::GemvKernels& kernels);
+               uint64_t row_end, const simd::GemvKernels& kernels, ScratchPool& scratch);
 
 }  // namespace zipmoe

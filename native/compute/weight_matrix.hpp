@@ -32,7 +32,29 @@ class WeightMatrix {
   uint64_t multiply(const TokenInputs& inputs, TokenRange tokens, uint64_t row_begin, uint64_t row_end, float* sums,
                     uint64_t stride, const simd::GemvKernels& kernels) const;
 
+  // For many tokens, with kernels that have `unpacked_tokens_min`: rows (and the others of their groups) are unpacked
+  // to `unpacked_values` 16-bit values once, and multiplied with turn after turn. `upcoming`: what is read afterwards.
+  uint64_t unpacked_values(uint64_t row_begin, uint64_t row_end) const;
+  void unpack(uint64_t row_begin, uint64_t row_end, uint16_t* unpacked, const simd::GemvKernels& kernels) const;
+  uint64_t multiply_unpacked(const uint16_t* unpacked, const TokenInputs& inputs, TokenRange tokens, uint64_t row_begin,
+                             uint64_t row_end, float* sums, uint64_t stride, std::span<const uint8_t> upcoming,
+                             const simd::GemvKernels& kernels) const;
+  // What lies behind these rows (in the first panel), as many as these or as many as there are.
+  std::span<const uint8_t> bytes_behind(uint64_t row_begin, uint64_t row_end) const;
+
  private:
+  // Consecutive groups of four rows.
+  struct Groups {
+    uint64_t first;
+    uint64_t count;
+
+    uint64_t first_row() const { return first * simd::kFx3GroupRows; }
+    uint64_t end() const { return first + count; }
+  };
+
+  static Groups groups_of(uint64_t row_begin, uint64_t row_end);
+  simd::Fx3GemvRun fx3_run(uint64_t panel, Groups groups) const;
+  void unpack_raw_group(uint64_t panel, uint64_t group, uint16_t* unpacked) const;
   explicit WeightMatrix(const Fx3Layout& layout) : layout_(layout) {}
 
   Fx3Layout layout_;  // the panels are part of the canonical order of raw matrices too

@@ -61,12 +61,7 @@ ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void decode_and_multipl
       }
     }
   }
-#pragma GCC unroll 6
-  for (uint64_t token = 0; token < tokens; ++token) {
-    float* out = run.sums + token * run.sums_stride + group * kFx3GroupRows;
-    const __m128 four = sum_of_lanes(sums[token][0], sums[token][1], sums[token][2], sums[token][3]);
-    _mm_storeu_ps(out, run.add ? _mm_add_ps(_mm_loadu_ps(out), four) : four);
-  }
+  store_sums(sums, {run.sums + group * kFx3GroupRows, run.sums_stride, run.add}, tokens);
 }
 
 ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_four_tokens(const Fx3GemvRun& run) {

@@ -32,6 +32,34 @@ class Upcoming {
   uint64_t lines_;  // of a step
 };
 
+ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void store_sum(const TileOutput& output, uint64_t token,
+                                                                        __m128 four) {
+  float* out = output.sums + token * output.stride;
+  _mm_storeu_ps(out, output.add ? _mm_add_ps(_mm_loadu_ps(out), four) : four);
+}
+
+// The end of a panel, four tokens at a time. `tokens` is a constant of each caller.
+ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void store_sums(
+    const __m512 (&sums)[kTileTokensMax][kFx3GroupRows], const TileOutput& output, const uint64_t tokens) {
+  __m512 lanes[kTileTokensMax];
+#pragma GCC unroll 6
+  for (uint64_t token = 0; token < tokens; ++token) {
+    lanes[token] = four_lanes_of_rows(sums[token][0], sums[token][1], sums[token][2], sums[token][3]);
+  }
+#pragma GCC unroll 2
+  for (uint64_t first = 0; first < tokens; first += 4) {
+    const uint64_t last = tokens - 1;
+    // Where there are no four left, the last one takes the places of those that are missing.
+    const __m512 four =
+        sums_of_tokens(lanes[first], lanes[first + 1 < last ? first + 1 : last],
+                       lanes[first + 2 < last ? first + 2 : last], lanes[first + 3 < last ? first + 3 : last]);
+    store_sum(output, first, _mm512_castps512_ps128(four));
+    if (first + 1 < tokens) store_sum(output, first + 1, _mm512_extractf32x4_ps(four, 1));
+    if (first + 2 < tokens) store_sum(output, first + 2, _mm512_extractf32x4_ps(four, 2));
+    if (first + 3 < tokens) store_sum(output, first + 3, _mm512_extractf32x4_ps(four, 3));
+  }
+}
+
 // `tokens` is a constant of each caller: 24 sums, 4 weights and an input are in registers.
 ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_tile(const FourRows& rows,
                                                                             const TileInputs& inputs,
@@ -64,12 +92,7 @@ ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_tile(cons
       }
     }
   }
-#pragma GCC unroll 6
-  for (uint64_t token = 0; token < tokens; ++token) {
-    float* out = output.sums + token * output.stride;
-    const __m128 four = sum_of_lanes(sums[token][0], sums[token][1], sums[token][2], sums[token][3]);
-    _mm_storeu_ps(out, output.add ? _mm_add_ps(_mm_loadu_ps(out), four) : four);
-  }
+  store_sums(sums, output, tokens);
 }
 
 ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_one(const FourRows& rows, const TileInputs& inputs,
@@ -97,6 +120,32 @@ ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_six(const FourRows& r
   multiply_tile(rows, inputs, output, upcoming, 6);
 }
 
+// A tile of 1 to 6 tokens.
+ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_tokens(const FourRows& rows,
+                                                                              const TileInputs& inputs,
+                                                                              const TileOutput& output,
+                                                                              Upcoming& upcoming, uint64_t tokens) {
+  switch (tokens) {
+    case 1:
+      multiply_one(rows, inputs, output, upcoming);
+      break;
+    case 2:
+      multiply_two(rows, inputs, output, upcoming);
+      break;
+    case 3:
+      multiply_three(rows, inputs, output, upcoming);
+      break;
+    case 4:
+      multiply_four(rows, inputs, output, upcoming);
+      break;
+    case 5:
+      multiply_five(rows, inputs, output, upcoming);
+      break;
+    default:
+      multiply_six(rows, inputs, output, upcoming);
+  }
+}
+
 // All tokens, in tiles of nearly the same size. `upcoming`: in rows.blocks * tile_count(inputs.tokens) steps.
 ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_all_tokens(const FourRows& rows,
                                                                                   const GemvInputs& inputs,
@@ -106,25 +155,7 @@ ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_all_token
   uint64_t left = inputs.tokens;
   for (uint64_t number = tile_count(inputs.tokens); number > 0; --number) {
     const uint64_t tokens = (left + number - 1) / number;
-    switch (tokens) {
-      case 1:
-        multiply_one(rows, tile, output, upcoming);
-        break;
-      case 2:
-        multiply_two(rows, tile, output, upcoming);
-        break;
-      case 3:
-        multiply_three(rows, tile, output, upcoming);
-        break;
-      case 4:
-        multiply_four(rows, tile, output, upcoming);
-        break;
-      case 5:
-        multiply_five(rows, tile, output, upcoming);
-        break;
-      default:
-        multiply_six(rows, tile, output, upcoming);
-    }
+    multiply_tokens(rows, tile, output, upcoming, tokens);
     tile.x += tokens * inputs.stride;
     output.sums += tokens * output.stride;
     left -= tokens;

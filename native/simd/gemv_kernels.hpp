@@ -11,6 +11,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "simd/activation_kernels.hpp"
+
 namespace zipmoe {
 
 enum class InstructionSet;
@@ -22,6 +24,8 @@ namespace simd {
 constexpr uint64_t kGemvTokensMax = 3;
 constexpr uint64_t kGemmTokensMax = 48;
 constexpr uint64_t kGemvLanes = 16;
+// From this number of tokens on, AVX-512 kernels do better where rows are unpacked once (docs/compute.md).
+constexpr uint64_t kUnpackedTokensMin = 20;
 
 // The inputs of some tokens from the first column that is used on: BF16, zeros up to a multiple of 64 columns.
 struct GemvInputs {
@@ -56,6 +60,20 @@ struct BFloat16GemvRun {
   uint64_t sums_stride;
 };
 
+// Rows that were unpacked for many tokens, [panel][group][block][row of the group][64], padded with zeros.
+struct UnpackedGemvRun {
+  const uint16_t* weights;  // 64-byte aligned
+  uint64_t panels;
+  uint64_t groups;
+  uint64_t blocks;    // 64-column blocks of a row in a panel
+  GemvInputs inputs;  // from the first column on, any number of tokens
+  float* sums;        // [tokens][sums_stride]: 4 * groups rows are written
+  uint64_t sums_stride;
+  // What the caller reads next: fetched meanwhile. Nothing happens if it cannot be read.
+  const void* upcoming;
+  uint64_t upcoming_bytes;
+};
+
 struct GemvKernels {
   // 1 .. kGemvTokensMax tokens
   void (*fx3)(const Fx3GemvRun& run);
@@ -63,6 +81,12 @@ struct GemvKernels {
   // kGemvTokensMax + 1 .. kGemmTokensMax tokens
   void (*fx3_many)(const Fx3GemvRun& run);
   void (*bfloat16_many)(const BFloat16GemvRun& run);
+  // From this number of tokens on, rows are unpacked once and then multiplied with all tokens; 0: never, and the two
+  // are null. `fx3_unpack` reads only what describes the weights, and writes one panel of UnpackedGemvRun.
+  uint64_t unpacked_tokens_min;
+  void (*fx3_unpack)(const Fx3GemvRun& run, uint16_t* weights);
+  void (*unpacked)(const UnpackedGemvRun& run);
+  Gate gate;
 };
 
 // The set whose kernels gemv_kernels() gives: AVX-512 needs the BF16 dot product, without it AVX2 is used.
@@ -83,6 +107,8 @@ void fx3_gemv_avx512(const Fx3GemvRun& run);
 void bfloat16_gemv_avx512(const BFloat16GemvRun& run);
 void fx3_gemm_avx512(const Fx3GemvRun& run);
 void bfloat16_gemm_avx512(const BFloat16GemvRun& run);
+void fx3_unpack_avx512(const Fx3GemvRun& run, uint16_t* weights);
+void unpacked_gemm_avx512(const UnpackedGemvRun& run);
 #endif
 
 }  // namespace simd

@@ -2,6 +2,7 @@
 // their buffers whatever the bytes are. Meant to run under the sanitizers: every buffer has exactly the promised
 // length.
 #undef NDEBUG
+#include <algorithm>
 #include <atomic>
 #include <cassert>
 #include <chrono>
@@ -19,6 +20,7 @@
 #include "codec/registry.hpp"
 #include "compute/expert_feed_forward.hpp"
 #include "compute/gemv.hpp"
+#include "compute/scratch_pool.hpp"
 #include "simd/instruction_set.hpp"
 
 namespace zipmoe {
@@ -64,7 +66,7 @@ void test_all_kernels_agree() {
     const auto section = encode_fx3(weights, shape, Fx3RawFallback::never);
     const auto fallback = encode_fx3(weights, shape, Fx3RawFallback::when_smaller);
     for (const uint64_t tokens : {uint64_t{1}, uint64_t{2}, uint64_t{3}, uint64_t{4}, uint64_t{5}, uint64_t{6},
-                                  uint64_t{7}, uint64_t{14}, kTokensMax}) {
+                                  uint64_t{7}, uint64_t{14}, simd::kUnpackedTokensMin, kTokensMax}) {
       const auto expected = product(WeightMatrix::bfloat16(weights, shape), x, tokens, 1, InstructionSet::scalar);
       for (const InstructionSet each : supported_instruction_sets()) {
         for (uint32_t threads = 1; threads <= 3; ++threads) {
@@ -79,7 +81,7 @@ void test_all_kernels_agree() {
 
 void test_damaged_sections_are_safe() {
   constexpr MatrixShape shape{13, 4200};
-  const Words x = gaussian(8 * shape.columns, 8, 1.0f);
+  const Words x = gaussian(kTokensMax * shape.columns, 8, 1.0f);
   const auto intact = encode_fx3(gaussian(shape.rows * shape.columns, 9, 0.02f), shape, Fx3RawFallback::never);
   const Fx3Layout layout = Fx3Layout::of(shape);
   Random random(10);
@@ -93,7 +95,7 @@ void test_damaged_sections_are_safe() {
       }
     }
     for (const InstructionSet each : supported_instruction_sets()) {
-      for (const uint64_t tokens : {uint64_t{2}, uint64_t{4}, uint64_t{8}}) {
+      for (const uint64_t tokens : {uint64_t{2}, uint64_t{4}, uint64_t{8}, kTokensMax}) {
         assert(product(WeightMatrix::fx3(section, shape), x, tokens, 2, each).size() == tokens * shape.rows);
       }
     }
@@ -197,6 +199,21 @@ void test_several_callers_take_turns() {
   assert(sum == 3 * 100 * (0 + 1 + 2 + 3 + 4));
 }
 
+void test_scratch_is_used_again() {
+  ScratchPool pool;
+  uint16_t* large;
+  {
+    ScratchPool::Lease first(pool, 1000);
+    ScratchPool::Lease second(pool, 10);
+    large = first.values();
+    assert(large != second.values());
+    assert(reinterpret_cast<uintptr_t>(large) % 64 == 0 && reinterpret_cast<uintptr_t>(second.values()) % 64 == 0);
+    std::fill(large, large + 1000, uint16_t{7});
+  }
+  ScratchPool::Lease again(pool, 900);  // the one that was given back last
+  assert(again.values() == large);
+}
+
 void test_a_failing_task_is_reported() {
   ComputeThreads threads(2);
   for (int round = 0; round < 20; ++round) {
@@ -227,6 +244,7 @@ int main() {
   zipmoe::test_threads_run_every_task_once();
   zipmoe::test_free_threads_take_the_tasks_of_a_busy_one();
   zipmoe::test_several_callers_take_turns();
+  zipmoe::test_scratch_is_used_again();
   zipmoe::test_a_failing_task_is_reported();
   std::puts("compute_test: all passed");
 }

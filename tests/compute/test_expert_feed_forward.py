@@ -232,10 +232,20 @@ def test_gate_and_up_may_be_apart(threads: _native.ComputeThreads) -> None:
 
 def test_the_number_of_threads_does_not_matter() -> None:
     for label in ("SwiGLU", "gpt_oss", "ReLU"):
-        expert = Expert.random(SETTINGS[label], 711, 500, 14)
-        results = [expert.compute(SETTINGS[label].native(), _native.ComputeThreads(n)) for n in (1, 2, 3, 4)]
-        for result in results[1:]:
-            assert np.array_equal(result, results[0])
+        for tokens in (14, 53):
+            expert = Expert.random(SETTINGS[label], 711, 500, tokens)
+            results = [expert.compute(SETTINGS[label].native(), _native.ComputeThreads(n)) for n in (1, 2, 3, 4)]
+            for result in results[1:]:
+                assert np.array_equal(result, results[0])
+
+
+def test_a_row_of_inputs_has_its_result_whatever_others_there_are(threads: _native.ComputeThreads) -> None:
+    for label in ("SwiGLU", "gpt_oss", "ReLU"):
+        expert = Expert.random(SETTINGS[label], 131, 200, 150)
+        together = expert.compute(SETTINGS[label].native(), threads)
+        for begin, end in ((0, 3), (3, 15), (15, 34), (34, 55), (55, 150)):
+            part = replace(expert, x=expert.x[begin:end])
+            assert np.array_equal(part.compute(SETTINGS[label].native(), threads), together[begin:end])
 
 
 def test_several_experts_at_once_are_each_computed_alone(threads: _native.ComputeThreads) -> None:

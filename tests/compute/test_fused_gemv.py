@@ -75,7 +75,7 @@ OTHERS = {label for label, case in CASES.items() if "tokens" not in label and le
 CASES |= {
     f"{label}, {count} rows of inputs": Case(CASES[label].weights, np.resize(CASES[label].x, (count, columns)))
     for label, columns in sorted((label, CASES[label].x.shape[1]) for label in OTHERS)
-    for count in (5, 11)
+    for count in (5, 11, 23)
 }
 EXPECTED = {label: fx3_gemv.multiply(case.weights, case.x) for label, case in CASES.items()}
 
@@ -140,7 +140,24 @@ def test_rounding_to_bfloat16(label: str, instruction_set: str, threads: _native
     assert np.array_equal(values.view(torch.uint16).numpy()[finite], expected[finite])
 
 
-@pytest.mark.parametrize("tokens", [2, 8, 60])
+BORDERS = (5, 6, 7, 11, 13, 18, 19, 20, 21, 24, 25, 47, 48, 49, 95, 96, 97, 127, 128, 129, 191, 192, 193, 512, 513)
+"""Around tiles (6), unpacking (20), turns (48), larger tasks (128), and prompts."""
+
+
+@pytest.mark.parametrize("instruction_set", [name for name in SETS if name != "scalar"])
+@pytest.mark.parametrize("columns", [300, 2048, 4160, 8256])
+def test_borders_of_tiles_and_turns(columns: int, instruction_set: str, threads: _native.ComputeThreads) -> None:
+    """Matrices of one, two and three panels; rows that fill no group of four."""
+    case = ordinary(37, columns, max(BORDERS))
+    expected = bits(fx3_gemv.multiply(case.weights, case.x))
+    section = codes(case.weights)
+    for tokens in BORDERS:
+        part = Case(case.weights, case.x[:tokens])
+        assert np.array_equal(bits(packed(section, part, threads, instruction_set)), expected[:tokens]), tokens
+        assert np.array_equal(bits(raw(part, threads, instruction_set)), expected[:tokens]), tokens
+
+
+@pytest.mark.parametrize("tokens", [2, 8, 60, 130])
 def test_the_number_of_threads_does_not_matter(tokens: int, some_threads: _native.ComputeThreads) -> None:
     for rows, columns in ((1408, 2048), (1001, 4160), (5, 70)):
         case = ordinary(rows, columns, tokens)
@@ -209,7 +226,7 @@ def test_the_error_is_no_larger_than_torch_s(
     assert np.abs(sums - exact).max() < 2e-6 * np.sqrt(columns)
 
 
-@pytest.mark.parametrize("tokens", [2, 4, 9])
+@pytest.mark.parametrize("tokens", [2, 4, 9, 50])
 def test_damaged_records_stay_inside_the_section(tokens: int, threads: _native.ComputeThreads) -> None:
     case = ordinary(12, 4160, tokens)
     section = codes(case.weights)

@@ -1,7 +1,6 @@
 """Products with weights as they lie in memory: the numeric mode ``fast`` (docs/compute.md).
 
-Nothing is decoded to memory for them: kernels read the packed form. Where there are very many rows of inputs, decoding
-once and one matrix product of torch's can be faster.
+Nothing is decoded to memory for them: kernels read the packed form.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from zipmoe.errors import UnsupportedOperationError
 if TYPE_CHECKING:
     from zipmoe.engine.engine import Engine
 
-FUSED_ROWS_MAX = {"avx512": 64, "avx2": sys.maxsize, "scalar": 3}
-"""Up to this many rows of inputs the kernels of an instruction set are used (docs/compute.md). With AVX-512 torch's
-product has caught up with them there; without AVX512-BF16 it never does; the portable ones are for few rows only."""
+FUSED_ROWS_MAX = {"avx512": sys.maxsize, "avx2": sys.maxsize, "scalar": 3}
+"""Up to this many rows of inputs the kernels of an instruction set are used (docs/compute.md): the portable ones are
+for few rows only."""
 
 
 STEP_ROWS_MAX = min(FUSED_ROWS_MAX[_native.gemv_instruction_set()], 64)
@@ -54,7 +53,7 @@ class FusedCompute:
         self._engine = engine
         kernels = _native.gemv_instruction_set(engine._instruction_set)
         self.rows_max = FUSED_ROWS_MAX[kernels]
-        """Up to this many rows of inputs the kernels are faster than decoding and torch's product."""
+        """Up to this many rows of inputs the kernels are faster than decoding and torch's product, or as fast."""
 
     def takes(self, rows: int) -> bool:
         """Whether products with so many rows of inputs are the kernels'."""
