@@ -29,7 +29,7 @@ from zipmoe.bench.kernels.rotating_weights import RotatingWeights, lay_out, memo
 from zipmoe.codecs.fx3_gemv import round_to_bfloat16
 from zipmoe.profiling.touched_memory import TouchedMemory
 
-INPUT_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 512)
+INPUT_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 34, 64, 128, 256, 512)
 METHODS = ("packed", "raw", "decoded", "torch")
 LEAST_SECONDS = 0.02
 """Of one method in one round: that many matrices go by."""

@@ -146,12 +146,13 @@ void for_each_run(const GatedActivation& self, const Words& values, Array<Value,
     throw std::invalid_argument("the output must have one value for every activation");
   }
   nb::gil_scoped_release unlocked;
-  std::array<float, kActivationsMax> gate;
-  std::array<float, kActivationsMax> up;
+  constexpr uint64_t length_max = 128;
+  std::array<float, length_max> gate;
+  std::array<float, length_max> up;
   for (uint64_t row = 0; row < rows; ++row) {
     const uint16_t* from = values.data() + row * columns;
-    for (uint64_t begin = 0; begin < count; begin += kActivationsMax) {
-      const uint64_t length = std::min(count - begin, kActivationsMax);
+    for (uint64_t begin = 0; begin < count; begin += length_max) {
+      const uint64_t length = std::min(count - begin, length_max);
       for (uint64_t i = 0; i < length; ++i) {
         const uint64_t at = begin + i;
         const bool interleaved = self.layout == GateLayout::interleaved;
@@ -164,8 +165,9 @@ void for_each_run(const GatedActivation& self, const Words& values, Array<Value,
 }
 
 void apply_activation(const GatedActivation& self, const Words& values, Array<uint16_t, 2> out) {
+  const simd::Gate kernel = simd::gemv_kernels(instruction_set_or_best("")).gate;
   for_each_run(self, values, out, [&](const float* gate, const float* up, uint64_t length, uint16_t* to) {
-    self.apply(gate, up, length, to);
+    self.apply(gate, up, length, to, kernel);
   });
 }
 

@@ -5,16 +5,9 @@
 #include <limits>
 #include <string_view>
 
-namespace zipmoe {
+#include "simd/activation_kernels.hpp"
 
-enum class ActivationFunction : uint8_t {
-  silu,       // x * sigmoid(sigmoid_scale * x); with scale 1.702 this is "quick_gelu"
-  gelu,       // with erf
-  gelu_tanh,  // with tanh
-  relu,
-  relu2,  // relu(x) squared
-  identity,
-};
+namespace zipmoe {
 
 // "silu", "gelu", "gelu_tanh", "relu", "relu2", "identity". Throws std::invalid_argument for another name.
 ActivationFunction parse_activation_function(std::string_view text);
@@ -38,17 +31,15 @@ struct GatedActivation {
   float up_offset = 0.0f;                                // f(gate) * (up + up_offset)
   bool rounds_between = true;                            // to BF16 between the steps below, not at the end only
 
-  // out[i] for i < count <= kActivationsMax. `gate` and `up` are BF16 values in fp32; without a gate `up` alone is
-  // used. The formulas above are computed in fp32; rounded to BF16 are f(gate), up + up_offset (both with
-  // rounds_between only) and the product.
-  void apply(const float* gate, const float* up, uint64_t count, uint16_t* out) const;
+  // out[i] for i < count. `gate` and `up` are fp32 sums, rounded to BF16 first; without a gate `up` alone is used. The
+  // formulas above are computed in fp32; rounded to BF16 are f(gate), up + up_offset (both with rounds_between only)
+  // and the product. Every kernel gives the same bits.
+  void apply(const float* gate, const float* up, uint64_t count, uint16_t* out, simd::Gate kernel) const;
 
   // The function itself: the same formulas in fp32, without any rounding to BF16. Tells activations apart that BF16
-  // cannot.
+  // cannot. `out` may be neither `gate` nor `up`.
   void evaluate(const float* gate, const float* up, uint64_t count, float* out) const;
 };
-
-constexpr uint64_t kActivationsMax = 128;
 
 // f of each value in fp32, in place, not rounded.
 void activate(ActivationFunction function, float sigmoid_scale, float* values, uint64_t count);

@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "compute/bfloat16.hpp"
 #include "compute/row_product.hpp"
 #include "compute/row_tasks.hpp"
 
@@ -50,12 +49,12 @@ class Work {
     for_each_turn(inputs_.tokens(), [&](TokenRange tokens) {
       const float* gate = first[0] + multiply(gates, expert_.first, tokens, gate_rows, first);
       if (interleaved) {
-        write(tokens, begin, end, Part{gate, 2}, Part{gate + 1, 2});
+        write(tokens, begin, end, kernels.gate, Part{gate, 2}, Part{gate + 1, 2});
       } else if (!ups) {
-        write(tokens, begin, end, Part{gate, 1}, Part{gate, 1});
+        write(tokens, begin, end, kernels.gate, Part{gate, 1}, Part{gate, 1});
       } else {
         const float* up = second[0] + multiply(*ups, expert_.up ? *expert_.up : expert_.first, tokens, up_rows, second);
-        write(tokens, begin, end, Part{gate, 1}, Part{up, 1});
+        write(tokens, begin, end, kernels.gate, Part{gate, 1}, Part{up, 1});
       }
     });
   }
@@ -76,33 +75,31 @@ class Work {
     uint64_t end;
   };
 
-  // Sums with bias, rounded to BF16; returns the offset of the first row.
+  // Sums with bias; returns the offset of the first row.
   static uint64_t multiply(const RowProduct& product, const Projection& projection, TokenRange tokens, Rows rows,
                            TaskSums& sums) {
     const uint64_t offset = product.multiply(tokens, sums[0], kTaskSumRows);
     for (uint64_t token = 0; token < tokens.count(); ++token) {
-      float* values = sums[token] + offset;
-      projection.add_bias(rows.begin, rows.end, values);
-      for (uint64_t i = 0; i < rows.end - rows.begin; ++i) values[i] = round_to_bfloat16(values[i]);
+      projection.add_bias(rows.begin, rows.end, sums[token] + offset);
     }
     return offset;
   }
 
-  void write(TokenRange tokens, uint64_t begin, uint64_t end, Part gate, Part up) {
-    std::array<float, kActivationsMax> gates;
-    std::array<float, kActivationsMax> ups;
+  void write(TokenRange tokens, uint64_t begin, uint64_t end, simd::Gate kernel, Part gate, Part up) {
+    std::array<float, kTaskRowsMax> gates;
+    std::array<float, kTaskRowsMax> ups;
     for (uint64_t token = 0; token < tokens.count(); ++token) {
       const float* gate_values = gate.values + token * kTaskSumRows;
       const float* up_values = up.values + token * kTaskSumRows;
       if (gate.step == 1) {
-        activation_.apply(gate_values, up_values, end - begin, intermediate_.row(tokens.begin + token) + begin);
+        activation_.apply(gate_values, up_values, end - begin, intermediate_.row(tokens.begin + token) + begin, kernel);
         continue;
       }
       for (uint64_t i = 0; i < end - begin; ++i) {
         gates[i] = gate_values[gate.step * i];
         ups[i] = up_values[up.step * i];
       }
-      activation_.apply(gates.data(), ups.data(), end - begin, intermediate_.row(tokens.begin + token) + begin);
+      activation_.apply(gates.data(), ups.data(), end - begin, intermediate_.row(tokens.begin + token) + begin, kernel);
     }
   }
 
@@ -130,7 +127,6 @@ void check(const ExpertFeedForward& expert, const GatedActivation& activation) {
 
 void compute_experts(std::span<const ExpertFeedForward> experts, const GatedActivation& activation,
                      ComputeThreads& threads, const simd::GemvKernels& kernels) {
-  static_assert(kActivationsMax >= kTaskRowsMax);
   std::vector<Work> work;
   std::vector<RowTask> first;
   std::vector<RowTask> down;

@@ -17,13 +17,13 @@ InstructionSet gemv_instruction_set(InstructionSet instruction_set) noexcept {
 
 const GemvKernels& gemv_kernels(InstructionSet instruction_set) noexcept {
   static constexpr GemvKernels scalar = {
-      fx3_gemv_scalar, bfloat16_gemv_scalar, fx3_gemv_scalar, bfloat16_gemv_scalar, 0, nullptr, nullptr};
+      fx3_gemv_scalar, bfloat16_gemv_scalar, fx3_gemv_scalar, bfloat16_gemv_scalar, 0, nullptr, nullptr, gate_scalar};
 #if defined(__x86_64__)
   static constexpr GemvKernels avx2 = {fx3_gemv_avx2, bfloat16_gemv_avx2, fx3_gemm_avx2, bfloat16_gemm_avx2, 0, nullptr,
-                                       nullptr};
+                                       nullptr,       gate_avx2};
   static constexpr GemvKernels avx512 = {fx3_gemv_avx512,      bfloat16_gemv_avx512, fx3_gemm_avx512,
                                          bfloat16_gemm_avx512, kUnpackedTokensMin,   fx3_unpack_avx512,
-                                         unpacked_gemm_avx512};
+                                         unpacked_gemm_avx512, gate_avx512};
   return kernels_of(gemv_instruction_set(instruction_set), scalar, avx2, avx512);
 #else
   (void)instruction_set;

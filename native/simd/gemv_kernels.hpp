@@ -11,6 +11,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "simd/activation_kernels.hpp"
+
 namespace zipmoe {
 
 enum class InstructionSet;
@@ -84,6 +86,7 @@ struct GemvKernels {
   uint64_t unpacked_tokens_min;
   void (*fx3_unpack)(const Fx3GemvRun& run, uint16_t* weights);
   void (*unpacked)(const UnpackedGemvRun& run);
+  Gate gate;
 };
 
 // The set whose kernels gemv_kernels() gives: AVX-512 needs the BF16 dot product, without it AVX2 is used.

@@ -1,0 +1,12 @@
+// Activations and gates for the instruction set AVX2.
+#if defined(__x86_64__)
+#include "simd/wide_code.hpp"
+#define ZIPMOE_ACTIVATION_CODE ZIPMOE_AVX2_CODE
+#include "simd/activation_body.hpp"
+
+namespace zipmoe::simd {
+
+ZIPMOE_AVX2_CODE void gate_avx2(const GateRun& run) { gate_values(run); }
+
+}  // namespace zipmoe::simd
+#endif
