@@ -55,7 +55,6 @@ class LookAhead:
         with engine._exclusive():
             engine._native.predict([group.records[expert_id] for expert_id in expert_ids])
 
-
     def predict_sweep(self, group: GroupHandle) -> None:
         """A pass is about to begin that asks every layer for nearly all of its experts, the first one of this group.
 
