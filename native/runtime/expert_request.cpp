@@ -77,8 +77,7 @@ void ExpertRequest::begin_reads() {
     if (item.state != State::unissued) continue;
     // Experts of this layer that are done make room for the next ones; those of other layers only for as many reads as
     // keep the disk busy until then. Nothing pending: it must go on.
-    const bool busy = pending_ >= kPendingThatEvictOthers;
-    uint8_t* slot = cache_.acquire(item.record, busy ? Spared::other_layers : Spared::nobody);
+    uint8_t* slot = cache_.acquire(item.record, spared());
     if (slot == nullptr) return;
     item.state = State::reading;
     ++reading_;
@@ -86,6 +85,12 @@ void ExpertRequest::begin_reads() {
     loader_.start(item.record, slot);
   }
   if (ahead_ != nullptr) ahead_->go_on();
+}
+
+Spared ExpertRequest::spared() const {
+  if (pending_ < kPendingThatEvictOthers) return Spared::nobody;
+  if (reading_ >= kPendingThatEvictOthers || choose()) return Spared::other_layers;
+  return reading_ > 0 ? Spared::awaited : Spared::nobody;  // ascending, and those that are there come later
 }
 
 // Ascending order only. When hits with larger numbers hold all the slots that the next expert could use, the largest of

@@ -45,6 +45,7 @@ class ExpertRequest final : public LayerRequest {
   void take_over();
   void make_room_for_head();
   void settle(const LoadOutcome& outcome);
+  Spared spared() const;
   std::optional<size_t> choose() const;
   void release_current();
 

@@ -7,9 +7,9 @@ namespace zipmoe {
 namespace {
 
 constexpr std::chrono::milliseconds kWaitSlice{1000};
-// In a pass, reads for which others make room. The next pass wants those back that they take it from, so that more
-// would not be better: see docs/results/look_ahead.md.
-size_t kSweepReads = getenv("SWR") ? atoi(getenv("SWR")) : 10;
+// In a pass, reads that others make room for. As many slots go round from layer to layer; with more of them fewer
+// records would stay from one pass to the next.
+constexpr size_t kSweepReads = 10;
 // Under way, or waiting for being taken. Others share the reader's queue.
 constexpr size_t kReadsMost = 256;
 

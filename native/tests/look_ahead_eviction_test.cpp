@@ -83,6 +83,7 @@ void test_a_pass_keeps_what_later_layers_will_ask_for(uint32_t slots, HandOutOrd
   std::mt19937 generator(slots);
   uint64_t predicted_before = 0;
   bool somebody_stayed = false;
+  bool more_than_spared = false;
   std::vector<RecordIndex> records = half_a_layer(generator, 0);
   for (uint32_t request = 0; request < 10 * kLayers; ++request) {
     const std::vector<RecordIndex> next = half_a_layer(generator, (request + 1) % kLayers);
@@ -104,10 +105,12 @@ void test_a_pass_keeps_what_later_layers_will_ask_for(uint32_t slots, HandOutOrd
     CHECK(now.prefetched - counted.prefetched == predicted_before);  // they came true, all of them
     CHECK(now.look_ahead.wasted == 0);
     predicted_before = now.look_ahead.predicted - counted.look_ahead.predicted;
-    CHECK(predicted_before <= kSpared);
+    CHECK(predicted_before <= predicted.size());
+    more_than_spared = more_than_spared || predicted_before > kSpared;
     records = next;
   }
   CHECK(somebody_stayed || slots < 26);
+  CHECK(more_than_spared);  // what the pass has passed makes room as well
   CHECK(run.engine->counters().prefetched > 0);
   CHECK(run.resident() <= slots);
 }

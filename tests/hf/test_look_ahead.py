@@ -76,20 +76,79 @@ def test_inference_mode_and_generate(packed_model):
             assert_same(model, other, PROMPTS[:1])
 
 
-def test_the_next_layer_is_predicted_from_this_one_and_only_while_few_rows_are_computed(packed_model):
+def test_the_next_layer_is_predicted_from_this_one_for_few_rows_and_for_many(packed_model):
     model = load(packed_model("qwen2_moe"), True)
     with torch.no_grad():
-        requests, predictions = observe(model)
+        _, predictions = observe(model)
         decode(model, PROMPTS[:1], steps=1)
         assert predictions == []
         decode(model, PROMPTS[:1], steps=3)
         layers = list(model.zipmoe_engine.folder.manifest.expert_groups)
         paths = [group.path for group in layers]
-        assert [path for path, _ in predictions] == paths[1:] * 2
-        del requests[:], predictions[:]
-        decode(model, torch.cat([PROMPTS, PROMPTS]), steps=2)  # six rows
-        assert predictions == []
+        assert [path for path, _ in predictions] == paths[1:] * 3  # of the prompt, too
+        experts, top_k = model.config.num_experts, model.config.num_experts_per_tok
+        for rows in range(1, 2 * experts):
+            del predictions[:]
+            model(input_ids=torch.arange(rows).view(1, -1))
+            expected = paths[1:] if rows <= 3 or rows * top_k >= experts else []
+            assert [path for path, _ in predictions] == expected
     model.zipmoe_engine.close()
+
+
+def test_many_rows_predict_every_expert_that_is_named_in_the_order_of_its_tokens(packed_model):
+    model = load(packed_model("qwen2_moe"), True)
+    with torch.no_grad():
+        decode(model, PROMPTS[:1], steps=1)
+        _, predictions = observe(model)
+        first, second = (layer.mlp for layer in model.model.layers[:2])
+        seen: list[torch.Tensor] = []
+        first.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+        model(input_ids=PROMPTS)
+        chosen = second.gate.route(seen[-1].reshape(PROMPTS.numel(), -1))[2].reshape(-1).tolist()
+        predicted = predictions[0][1]
+        assert set(predicted) == set(chosen) and len(predicted) == len(set(chosen))
+        tokens = [chosen.count(expert) for expert in predicted]
+        assert tokens == sorted(tokens, reverse=True)
+    model.zipmoe_engine.close()
+
+
+def test_a_pass_with_many_rows_begins_with_the_first_layer(packed_model):
+    model = load(packed_model("qwen2_moe"), True)
+    engine = model.zipmoe_engine
+    with torch.no_grad():
+        decode(model, PROMPTS[:1], steps=1)
+        begun: list[Any] = []
+        look_ahead = model.zipmoe_look_ahead._look_ahead
+        original = look_ahead.predict_sweep
+
+        def predict_sweep(group: Any) -> None:
+            begun.append(group.path)
+            original(group)
+
+        look_ahead.predict_sweep = predict_sweep
+        fewest = -(-4 * model.config.num_experts // model.config.num_experts_per_tok)
+        model(input_ids=torch.arange(fewest - 1).view(1, -1))
+        assert begun == []
+        before = counters(model)
+        model(input_ids=torch.arange(fewest).view(1, -1))
+        assert begun == [next(iter(engine.folder.manifest.expert_groups)).path]
+        assert counters(model).since(before).predicted_reads > 0
+    engine.close()
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("slots", [2, 3, 4, 6, 8])
+def test_prompts_in_small_pools_change_nothing(packed_model, slots, mode):
+    with both(packed_model("qwen2_moe"), slots=slots, mode=mode) as (model, other), torch.no_grad():
+        for tokens in (3, 9, 20, 24):
+            ids = torch.arange(tokens).view(1, -1) * 7 % model.config.vocab_size
+            for _ in range(2):
+                assert torch.equal(model(input_ids=ids).logits, other(input_ids=ids).logits)
+        ours, theirs = counters(model), counters(other)
+        assert ours.requests == theirs.requests
+        assert ours.hits + ours.misses + ours.prefetched == theirs.hits + theirs.misses
+        assert ours.predicted_reads >= ours.prefetched + ours.wasted_reads
+        assert (ours.prefetched > 0) == (slots > 2)
 
 
 def test_a_prediction_is_what_the_next_router_says_of_this_input(packed_model):
@@ -102,7 +161,8 @@ def test_a_prediction_is_what_the_next_router_says_of_this_input(packed_model):
         first.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
         decode(model, PROMPTS[:1], steps=2)
         expected = second.gate.route(seen[-1].reshape(1, -1))[2]
-        assert predictions[0][1] == expected[0].tolist()
+        layers = len(model.model.layers)
+        assert predictions[layers - 1][1] == expected[0].tolist()  # the prompt's come first
     model.zipmoe_engine.close()
 
 

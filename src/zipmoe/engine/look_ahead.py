@@ -70,7 +70,6 @@ class LookAhead:
             absent = engine._native.predict_next([group.records[expert_id] for expert_id in expert_ids])
         return [expert_ids[position] for position in absent]
 
-
     def predict_sweep(self, group: GroupHandle) -> None:
         """A pass is about to begin that asks every layer for nearly all of its experts, the first one of this group.
 
