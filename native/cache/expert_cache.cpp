@@ -10,6 +10,9 @@ namespace zipmoe {
 
 namespace {
 
+// Slots that go round from layer to layer in a pass, with what is being read and what is read ahead.
+constexpr uint32_t kTurningSlots = 18;
+
 std::vector<bool> are_experts(const std::vector<uint32_t>& class_of_record) {
   std::vector<bool> experts;
   for (const uint32_t size_class : class_of_record) experts.push_back(size_class != ExpertCache::kNotCached);
@@ -94,25 +97,37 @@ void ExpertCache::requested(std::span<const RecordIndex> records) {
 std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class, Spared spared) {
   const auto idle = [this](RecordIndex record) { return entries_[record].pins == 0; };
   if (!sweep_.sweeping()) return pools_[size_class].policy->victim(idle);
+  const std::vector<uint32_t> residents = residents_by_layer(size_class);
+  const uint32_t slots = classes_[size_class].slots;
+  const uint32_t share = (slots - std::min(slots / 2, kTurningSlots)) / sweep_.layers();
+  const auto surplus = [&](RecordIndex record) {
+    return idle(record) && sweep_.awaited(record) && residents[sweep_.layer(record)] > share;
+  };
+  if (const auto found = victim_of_fullest_layer(size_class, residents, surplus)) return found;
   const auto done = [&](RecordIndex record) {
     return idle(record) && sweep_.at_hand(record) && !sweep_.awaited(record);
   };
   if (spared == Spared::other_layers) return pools_[size_class].policy->victim(done);
   const auto passed = [&](RecordIndex record) { return idle(record) && !sweep_.awaited(record); };
-  const std::optional<RecordIndex> found = victim_of_fullest_layer(size_class, passed);
-  return found || spared == Spared::awaited ? found : victim_of_fullest_layer(size_class, idle);
+  const std::optional<RecordIndex> found = victim_of_fullest_layer(size_class, residents, passed);
+  return found || spared == Spared::awaited ? found : victim_of_fullest_layer(size_class, residents, idle);
+}
+
+std::vector<uint32_t> ExpertCache::residents_by_layer(uint32_t size_class) const {
+  std::vector<uint32_t> residents(sweep_.layers());
+  for (const std::optional<RecordIndex>& occupant : pools_[size_class].occupants) {
+    if (occupant && resident(*occupant)) ++residents[sweep_.layer(*occupant)];
+  }
+  return residents;
 }
 
 // A pass uses everybody once, so that the policy would let whole layers go, the first ones, and the next pass would
 // read those and then leave the disk idle. With as many of every layer the disk has something to do all the time.
-std::optional<RecordIndex> ExpertCache::victim_of_fullest_layer(uint32_t size_class,
+std::optional<RecordIndex> ExpertCache::victim_of_fullest_layer(uint32_t size_class, std::vector<uint32_t> residents,
                                                                 const EvictionPolicy::Predicate& evictable) {
-  std::vector<uint32_t> residents(sweep_.layers());
   std::vector<bool> candidates(sweep_.layers());
   for (const std::optional<RecordIndex>& occupant : pools_[size_class].occupants) {
-    if (!occupant || !resident(*occupant)) continue;
-    ++residents[sweep_.layer(*occupant)];
-    if (evictable(*occupant)) candidates[sweep_.layer(*occupant)] = true;
+    if (occupant && resident(*occupant) && evictable(*occupant)) candidates[sweep_.layer(*occupant)] = true;
   }
   for (uint32_t layer = 0; layer < sweep_.layers(); ++layer) {
     if (!candidates[layer]) residents[layer] = 0;

@@ -23,7 +23,8 @@ struct SizeClass {
 };
 
 // Who does not make room during a pass through all layers: nobody, records that later layers are likely to ask for, or
-// all but those that the layer at hand is done with.
+// all but those that the layer at hand is done with. Later layers that hold more than their share make room first, and
+// always.
 enum class Spared : uint8_t { nobody, awaited, other_layers };
 
 // Where what is read ahead finds room: in the slots that are spared for that; in unused ones; in a pass through all
@@ -113,7 +114,9 @@ class ExpertCache {
   uint8_t* slot_data(uint32_t size_class, uint32_t slot) const;
   void claim_memory(uint32_t size_class, uint32_t slot);
   std::optional<RecordIndex> victim(uint32_t size_class, Spared spared = Spared::nobody);
-  std::optional<RecordIndex> victim_of_fullest_layer(uint32_t size_class, const EvictionPolicy::Predicate& evictable);
+  std::vector<uint32_t> residents_by_layer(uint32_t size_class) const;
+  std::optional<RecordIndex> victim_of_fullest_layer(uint32_t size_class, std::vector<uint32_t> residents,
+                                                     const EvictionPolicy::Predicate& evictable);
   uint32_t kept_free(uint32_t size_class) const;
   void evict_until_free(uint32_t size_class, size_t slots, Spared spared);
   uint8_t* fill(RecordIndex record);

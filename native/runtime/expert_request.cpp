@@ -10,6 +10,8 @@ namespace {
 
 // Experts of this request that are being read or wait for being handed out; with fewer, the disk might run dry.
 constexpr uint64_t kPendingThatEvictOthers = 8;
+// The same with those that were read ahead: they are there, and the disk would have nothing to do meanwhile.
+constexpr uint64_t kPendingWithAhead = 18;
 
 }  // namespace
 
@@ -88,7 +90,7 @@ void ExpertRequest::begin_reads() {
 }
 
 Spared ExpertRequest::spared() const {
-  if (pending_ < kPendingThatEvictOthers) return Spared::nobody;
+  if (reading_ < kPendingThatEvictOthers && pending_ < kPendingWithAhead) return Spared::nobody;
   if (reading_ >= kPendingThatEvictOthers || choose()) return Spared::other_layers;
   return reading_ > 0 ? Spared::awaited : Spared::nobody;  // ascending, and those that are there come later
 }
@@ -134,6 +136,8 @@ void ExpertRequest::settle(const LoadOutcome& outcome) {
 }
 
 std::optional<size_t> ExpertRequest::choose() const {
+  // Whoever has been read gives its slot to a read that waits for one: the disk goes on while hits are computed.
+  if (order_ == HandOutOrder::as_available && next_unissued_ < items_.size() && !ready_.empty()) return ready_.front();
   if (head_ < items_.size()) {
     const State state = items_[head_].state;
     if (state == State::hit || (order_ == HandOutOrder::ascending && state == State::ready)) return head_;
