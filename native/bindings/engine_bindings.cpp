@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "bindings/engine_arrays.hpp"
+#include "bindings/engine_records.hpp"
 #include "bindings/module.hpp"
 #include "bindings/policy_candidates.hpp"
 #include "bindings/process_bound_engine.hpp"
@@ -39,63 +40,6 @@ constexpr std::chrono::milliseconds kWaitSlice{50};
 
 using WeightBuffer = nb::ndarray<uint16_t, nb::c_contig, nb::device::cpu>;
 using RowNumbers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ExtentTuple = std::tuple<uint64_t, uint64_t, uint64_t>;
-using SectionPairs = std::vector<std::pair<uint64_t, uint64_t>>;
-using MatrixTuple = std::tuple<uint64_t, uint64_t, SectionPairs, std::vector<uint32_t>>;
-using SlotArray = std::array<uint32_t, kPools>;
-using PoolClassTuple = std::tuple<uint64_t, std::vector<uint64_t>, uint32_t, uint64_t, uint32_t>;
-using PoolGroupTuple = std::tuple<uint32_t, std::vector<uint32_t>, SlotArray>;
-using PoolsTuple =
-    std::tuple<std::vector<PoolClassTuple>, std::vector<PoolGroupTuple>, std::optional<double>, std::string>;
-
-VerifyMode parse_verify_mode(const std::string& text) {
-  if (text == "always") return VerifyMode::always;
-  if (text == "first") return VerifyMode::first;
-  if (text == "never") return VerifyMode::never;
-  throw std::invalid_argument("verify must be always, first or never, not " + text);
-}
-
-IoMode parse_io_mode(const std::string& text) {
-  if (text == "auto") return IoMode::automatic;
-  if (text == "buffered") return IoMode::buffered;
-  throw std::invalid_argument("the I/O mode must be auto or buffered, not " + text);
-}
-
-uint32_t add_record(RecordTable& table, std::string record_name, uint32_t file, uint64_t offset, uint64_t length,
-                    const std::vector<ExtentTuple>& extents, const std::vector<MatrixTuple>& matrices) {
-  Record record{std::move(record_name), file, offset, length, {}, {}};
-  for (const auto& [extent_offset, extent_length, checksum] : extents) {
-    record.extents.push_back({extent_offset, extent_length, checksum});
-  }
-  for (const auto& [rows, columns, sections, shard_bytes] : matrices) {
-    RecordMatrix matrix{{rows, columns}, {}, shard_bytes};
-    for (const auto& [section_offset, section_length] : sections) {
-      matrix.sections.push_back({section_offset, section_length});
-    }
-    record.matrices.push_back(std::move(matrix));
-  }
-  return table.add_record(std::move(record));
-}
-
-EnginePools pool_options(const PoolsTuple& tuple) {
-  const auto& [classes, groups, tolerance, read_order] = tuple;
-  EnginePools options;
-  for (const auto& [full_bytes, part_bytes, staging, exponent_bytes, exponent_buffers] : classes) {
-    PoolClass shape{.full_bytes = full_bytes,
-                    .part_bytes = {},
-                    .staging = staging,
-                    .exponent_bytes = exponent_bytes,
-                    .exponent_buffers = exponent_buffers};
-    for (size_t part = 0; part < part_bytes.size(); ++part) shape.part_bytes.at(part) = part_bytes[part];
-    options.classes.push_back(shape);
-  }
-  for (const auto& [pool_class, experts, slots] : groups) {
-    options.groups.push_back({.pool_class = pool_class, .experts = experts, .slots = {slots}});
-  }
-  options.tolerance = tolerance;
-  options.read_order = parse_order_kind(read_order);
-  return options;
-}
 
 void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::string& verify, uint32_t io_threads,
                  uint32_t io_depth, uint32_t decode_threads, const std::string& io_mode, const std::string& io_backend,
