@@ -10,7 +10,8 @@ namespace zipmoe {
 
 namespace {
 
-// Slots that go round from layer to layer in a pass, with what is being read and what is read ahead.
+// Slots that go round from layer to layer in a pass, with what is being read and what is read ahead. Where there are not
+// twice as many there is nothing to share.
 constexpr uint32_t kTurningSlots = 18;
 
 std::vector<bool> are_experts(const std::vector<uint32_t>& class_of_record) {
@@ -98,12 +99,13 @@ std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class, Spared spare
   const auto idle = [this](RecordIndex record) { return entries_[record].pins == 0; };
   if (!sweep_.sweeping()) return pools_[size_class].policy->victim(idle);
   const std::vector<uint32_t> residents = residents_by_layer(size_class);
-  const uint32_t slots = classes_[size_class].slots;
-  const uint32_t share = (slots - std::min(slots / 2, kTurningSlots)) / sweep_.layers();
-  const auto surplus = [&](RecordIndex record) {
-    return idle(record) && sweep_.awaited(record) && residents[sweep_.layer(record)] > share;
-  };
-  if (const auto found = victim_of_fullest_layer(size_class, residents, surplus)) return found;
+  if (const uint32_t slots = classes_[size_class].slots; slots > 2 * kTurningSlots) {
+    const uint32_t share = (slots - kTurningSlots) / sweep_.layers();
+    const auto surplus = [&](RecordIndex record) {
+      return idle(record) && sweep_.awaited(record) && residents[sweep_.layer(record)] > share;
+    };
+    if (const auto found = victim_of_fullest_layer(size_class, residents, surplus)) return found;
+  }
   const auto done = [&](RecordIndex record) {
     return idle(record) && sweep_.at_hand(record) && !sweep_.awaited(record);
   };

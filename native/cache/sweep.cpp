@@ -18,8 +18,8 @@ void Sweep::begin() {
 }
 
 void Sweep::requested(std::span<const RecordIndex> records) {
-  // Four fifths of a layer of the mean size: a batch that asks for two thirds finds more where the policy decides.
-  sweeping_ = !records.empty() && 5 * uint64_t{records.size()} * layers_ >= 4 * records_;
+  // At least half of a layer of the mean size.
+  sweeping_ = !records.empty() && 2 * uint64_t{records.size()} * layers_ >= records_;
   if (sweeping_) first_awaited_ = *std::ranges::max_element(records) + 1;
 }
 
