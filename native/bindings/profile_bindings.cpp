@@ -154,8 +154,7 @@ void bind_profile(nb::module_& module) {
       .def("__init__", init_timed_reader, "paths"_a, "backend"_a, nb::kw_only(), "parallel"_a, "block_bytes"_a,
            "least_block_bytes"_a = 0, "completion_threads"_a = 1, "memory"_a = nb::none(),
            "parallel: threads, or depth of the queue; block_bytes, least_block_bytes: of the longest and the shortest "
-           "blocks "
-           "(0: the default); memory: to be registered with io_uring. OSError if a file cannot "
+           "blocks (0: the default); memory: to be registered with io_uring. OSError if a file cannot "
            "be opened, RuntimeError without io_uring.")
       .def("read", read_records, "places"_a, "length"_a, "memory"_a.noconvert(), "checksums"_a,
            "Reads `length` bytes at each (file, offset), as many at a time as memory (uint8, aligned to 4096) holds. "

@@ -10,10 +10,6 @@ namespace zipmoe {
 
 namespace {
 
-// Slots that go round from layer to layer in a pass, with what is being read and what is read ahead. Where there are not
-// twice as many there is nothing to share.
-constexpr uint32_t kTurningSlots = 18;
-
 std::vector<bool> are_experts(const std::vector<uint32_t>& class_of_record) {
   std::vector<bool> experts;
   for (const uint32_t size_class : class_of_record) experts.push_back(size_class != ExpertCache::kNotCached);
@@ -45,6 +41,7 @@ ExpertCache::ExpertCache(Arena& arena, uint64_t base_offset, std::vector<SizeCla
     }
     entries_[i].size_class = class_of_record[i];
   }
+  count_layers();
   for (uint32_t i = 0; i < classes_.size(); ++i) resize(i, std::exchange(classes_[i].slots, 0));
 }
 
@@ -98,35 +95,48 @@ void ExpertCache::requested(std::span<const RecordIndex> records) {
 std::optional<RecordIndex> ExpertCache::victim(uint32_t size_class, Spared spared) {
   const auto idle = [this](RecordIndex record) { return entries_[record].pins == 0; };
   if (!sweep_.sweeping()) return pools_[size_class].policy->victim(idle);
-  const std::vector<uint32_t> residents = residents_by_layer(size_class);
-  if (const uint32_t slots = classes_[size_class].slots; slots > 2 * kTurningSlots) {
-    const uint32_t share = (slots - kTurningSlots) / sweep_.layers();
+  const std::vector<uint32_t>& residents = pools_[size_class].residents;
+  if (const uint32_t most = share(size_class); std::ranges::any_of(residents, [&](uint32_t n) { return n > most; })) {
     const auto surplus = [&](RecordIndex record) {
-      return idle(record) && sweep_.awaited(record) && residents[sweep_.layer(record)] > share;
+      return idle(record) && sweep_.awaited(record) && residents[sweep_.layer(record)] > most;
     };
-    if (const auto found = victim_of_fullest_layer(size_class, residents, surplus)) return found;
+    if (const auto found = victim_of_fullest_layer(size_class, surplus)) return found;
   }
   const auto done = [&](RecordIndex record) {
     return idle(record) && sweep_.at_hand(record) && !sweep_.awaited(record);
   };
   if (spared == Spared::other_layers) return pools_[size_class].policy->victim(done);
   const auto passed = [&](RecordIndex record) { return idle(record) && !sweep_.awaited(record); };
-  const std::optional<RecordIndex> found = victim_of_fullest_layer(size_class, residents, passed);
-  return found || spared == Spared::awaited ? found : victim_of_fullest_layer(size_class, residents, idle);
+  const std::optional<RecordIndex> found = victim_of_fullest_layer(size_class, passed);
+  return found || spared == Spared::awaited ? found : victim_of_fullest_layer(size_class, idle);
 }
 
-std::vector<uint32_t> ExpertCache::residents_by_layer(uint32_t size_class) const {
-  std::vector<uint32_t> residents(sweep_.layers());
-  for (const std::optional<RecordIndex>& occupant : pools_[size_class].occupants) {
-    if (occupant && resident(*occupant)) ++residents[sweep_.layer(*occupant)];
+void ExpertCache::count_layers() {
+  std::vector<std::optional<uint32_t>> last(pools_.size());
+  for (Pool& pool : pools_) pool.residents.resize(sweep_.layers());
+  for (RecordIndex record = 0; record < entries_.size(); ++record) {
+    const uint32_t size_class = entries_[record].size_class;
+    if (size_class == kNotCached || last[size_class] == sweep_.layer(record)) continue;
+    last[size_class] = sweep_.layer(record);
+    ++pools_[size_class].layers;
   }
-  return residents;
+}
+
+// Records of each layer that a pass leaves in the slots of a class. Where few slots are left beside those that go round
+// there is nothing to share.
+uint32_t ExpertCache::share(uint32_t size_class) const {
+  const uint32_t slots = classes_[size_class].slots;
+  const uint32_t layers = pools_[size_class].layers;
+  if (slots <= 2 * kTurningSlots || slots - kTurningSlots < layers) return UINT32_MAX;
+  return (slots - kTurningSlots) / layers;
 }
 
 // A pass uses everybody once, so that the policy would let whole layers go, the first ones, and the next pass would
 // read those and then leave the disk idle. With as many of every layer the disk has something to do all the time.
-std::optional<RecordIndex> ExpertCache::victim_of_fullest_layer(uint32_t size_class, std::vector<uint32_t> residents,
+// Among layers that are equally full the farthest makes room.
+std::optional<RecordIndex> ExpertCache::victim_of_fullest_layer(uint32_t size_class,
                                                                 const EvictionPolicy::Predicate& evictable) {
+  std::vector<uint32_t> residents = pools_[size_class].residents;
   std::vector<bool> candidates(sweep_.layers());
   for (const std::optional<RecordIndex>& occupant : pools_[size_class].occupants) {
     if (occupant && resident(*occupant) && evictable(*occupant)) candidates[sweep_.layer(*occupant)] = true;
@@ -134,7 +144,8 @@ std::optional<RecordIndex> ExpertCache::victim_of_fullest_layer(uint32_t size_cl
   for (uint32_t layer = 0; layer < sweep_.layers(); ++layer) {
     if (!candidates[layer]) residents[layer] = 0;
   }
-  const auto fullest = static_cast<uint32_t>(std::ranges::max_element(residents) - residents.begin());
+  const auto from_behind = std::max_element(residents.rbegin(), residents.rend());
+  const auto fullest = static_cast<uint32_t>(residents.rend() - from_behind - 1);
   if (residents[fullest] == 0) return std::nullopt;
   return pools_[size_class].policy->victim(
       [&](RecordIndex record) { return sweep_.layer(record) == fullest && evictable(record); });
@@ -187,7 +198,7 @@ uint8_t* ExpertCache::acquire_ahead(RecordIndex record, AheadRoom room) {
   const bool full = room == AheadRoom::spared ? kept == 0 : pool.ahead + kSlotsMin >= classes_[wanted.size_class].slots;
   if (wanted.state != State::absent || full) return nullptr;
   // Those that were claimed took spared slots with them: the others make up for it.
-  // Nobody of those that the pass at hand is known to need.
+  // Nobody of those that the pass at hand is known to need, but for what a layer holds beyond its share.
   if (room != AheadRoom::unused) {
     evict_until_free(wanted.size_class, std::max(kept, uint32_t{1}),
                      room == AheadRoom::any ? Spared::nobody : Spared::awaited);
@@ -207,6 +218,7 @@ void ExpertCache::admit(RecordIndex record) {
   Entry& found = cached_entry(record);
   if (found.state != State::filling) throw std::logic_error("admitted a record that was not being read");
   found.state = State::resident;
+  ++pools_[found.size_class].residents[sweep_.layer(record)];
   pools_[found.size_class].policy->admitted(record);
 }
 
@@ -226,6 +238,7 @@ void ExpertCache::evict(RecordIndex record) {
   if (found.state != State::resident || found.pins > 0) throw std::logic_error("evicted a record that is in use");
   Pool& pool = pools_[found.size_class];
   pool.policy->removed(record);
+  --pool.residents[sweep_.layer(record)];
   pool.occupants[found.slot].reset();
   pool.free_slots.push_back(found.slot);
   found.state = State::absent;

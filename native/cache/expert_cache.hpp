@@ -28,7 +28,8 @@ struct SizeClass {
 enum class Spared : uint8_t { nobody, awaited, other_layers };
 
 // Where what is read ahead finds room: in the slots that are spared for that; in unused ones; in a pass through all
-// layers also in those of records that the pass has passed; or, when it is about to begin, of any that are not pinned.
+// layers also in those of records that the pass has passed, or of layers to come that hold more than their share; or,
+// when it is about to begin, of any that are not pinned.
 enum class AheadRoom : uint8_t { spared, unused, passed, any };
 
 class ExpertCache {
@@ -106,7 +107,9 @@ class ExpertCache {
     std::vector<uint32_t> free_slots;  // the next one to use is last
     std::vector<std::optional<RecordIndex>> occupants;
     std::unique_ptr<EvictionPolicy> policy;
-    uint32_t ahead = 0;  // slots that acquire_ahead() has given out
+    uint32_t ahead = 0;               // slots that acquire_ahead() has given out
+    uint32_t layers = 0;              // that have records of this class
+    std::vector<uint32_t> residents;  // by layer
   };
 
   const Entry& entry(RecordIndex record) const;
@@ -114,9 +117,9 @@ class ExpertCache {
   uint8_t* slot_data(uint32_t size_class, uint32_t slot) const;
   void claim_memory(uint32_t size_class, uint32_t slot);
   std::optional<RecordIndex> victim(uint32_t size_class, Spared spared = Spared::nobody);
-  std::vector<uint32_t> residents_by_layer(uint32_t size_class) const;
-  std::optional<RecordIndex> victim_of_fullest_layer(uint32_t size_class, std::vector<uint32_t> residents,
-                                                     const EvictionPolicy::Predicate& evictable);
+  void count_layers();
+  uint32_t share(uint32_t size_class) const;
+  std::optional<RecordIndex> victim_of_fullest_layer(uint32_t size_class, const EvictionPolicy::Predicate& evictable);
   uint32_t kept_free(uint32_t size_class) const;
   void evict_until_free(uint32_t size_class, size_t slots, Spared spared);
   uint8_t* fill(RecordIndex record);

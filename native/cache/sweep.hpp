@@ -10,6 +10,14 @@
 
 namespace zipmoe {
 
+// Reads ahead that others make room for. As many slots go round from layer to layer; with more of them fewer records
+// would stay from one pass to the next.
+inline constexpr uint32_t kSweepReads = 10;
+// Reads of the layer at hand that others make room for; with fewer, the disk might run dry.
+inline constexpr uint32_t kReadingThatEvictOthers = 8;
+// Slots that go round in a pass.
+inline constexpr uint32_t kTurningSlots = kSweepReads + kReadingThatEvictOthers;
+
 class Sweep {
  public:
   // `experts`: by record, whether it is one; `layers`: requests that make one pass, taken to be equal parts.

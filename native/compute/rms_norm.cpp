@@ -32,7 +32,8 @@ void rms_norm(const RmsNorm& norm, const uint16_t* x, uint64_t rows, uint64_t si
 void rms_norm(const RmsNorm& norm, const uint16_t* x, uint64_t rows, uint64_t size, uint16_t* out,
               const simd::NormKernels& kernels, ComputeThreads& threads) {
   constexpr uint64_t task_values = 1 << 16;
-  const uint64_t task_rows = std::max<uint64_t>(1, task_values / size / simd::kNormRows) * simd::kNormRows;
+  const uint64_t task_rows =
+      std::max<uint64_t>(1, task_values / std::max<uint64_t>(1, size) / simd::kNormRows) * simd::kNormRows;
   threads.run(static_cast<uint32_t>((rows + task_rows - 1) / task_rows), [&](uint32_t task) {
     const uint64_t begin = task * task_rows;
     rms_norm(norm, x + begin * size, std::min(task_rows, rows - begin), size, out + begin * size, kernels);

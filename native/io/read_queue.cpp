@@ -27,6 +27,9 @@ ReadQueue::ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity, ui
   if (chunk_bytes == 0 || chunk_bytes % kReadAlignmentBytes != 0) {
     throw std::invalid_argument("the chunk length must be a multiple of 4096");
   }
+  if (least_chunk_bytes == 0 || least_chunk_bytes % kReadAlignmentBytes != 0) {
+    throw std::invalid_argument("the least chunk length must be a multiple of 4096");
+  }
 }
 
 bool ReadQueue::push(const ReadJob& job) {

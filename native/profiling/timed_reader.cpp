@@ -1,5 +1,6 @@
 #include "profiling/timed_reader.hpp"
 
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -30,8 +31,12 @@ class SlotSink final : public ReadSink {
     completed_.wait(lock, [this] { return !free_.empty(); });
     const uint64_t slot = free_.front();
     free_.pop_front();
-    if (checksums_) arriving_[slot] = std::make_unique<ArrivingChecksum>(place(slot), length_);
     return slot;
+  }
+
+  // Before the read of the slot is submitted; throws std::bad_alloc.
+  void prepare(uint64_t slot) {
+    if (checksums_) arriving_[slot] = std::make_unique<ArrivingChecksum>(place(slot), length_);
   }
 
   void wait_for_all() {
@@ -88,6 +93,7 @@ TimedReadResult TimedReader::read(std::span<const BlockPlace> places, uint64_t l
   for (const BlockPlace& place : places) {
     const uint64_t slot = sink.take_slot();
     try {
+      sink.prepare(slot);
       reader_->submit({.file = place.file,
                        .offset = place.offset,
                        .length = length,
@@ -95,7 +101,7 @@ TimedReadResult TimedReader::read(std::span<const BlockPlace> places, uint64_t l
                        .tag = slot,
                        .sink = &sink});
     } catch (...) {
-      sink.read_completed({.tag = slot});
+      sink.read_completed({.tag = slot, .bytes = 0, .error_number = ECANCELED});
       sink.wait_for_all();
       throw;
     }

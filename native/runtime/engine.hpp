@@ -201,6 +201,7 @@ class Engine {
 
  private:
   void require_open() const;
+  void require_compute_threads() const;
   void require_handed_out(RecordIndex record) const;
   ReadRates measured_rates() const;
   void lay_out_pools(uint64_t offset);

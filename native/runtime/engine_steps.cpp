@@ -65,6 +65,7 @@ void Engine::attend_projected(const AttentionLayer& layer, const ProjectedTokens
 
 void Engine::mix_values(const AttentionLayer& layer, const ProjectedTokens& tokens, const RotaryPositions& positions,
                         const KeyValueCache& cache, uint16_t* out) {
+  require_compute_threads();
   if (tokens.tokens == 1) {
     const AttentionInputs inputs{tokens.sequences, tokens.queries,   tokens.keys,
                                  tokens.values,    layer.query_norm, layer.key_norm};
@@ -99,9 +100,14 @@ void Engine::multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std
   joint_gemv(joint, inputs, *compute_threads_, kernels);
 }
 
+void Engine::require_compute_threads() const {
+  if (!compute_threads_) throw std::logic_error("nothing is computed with a codec that has no fused kernels");
+}
+
 void Engine::normalise(const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out) {
   std::lock_guard lock(mutex_);
   require_open();
+  require_compute_threads();
   const Stopwatch stopwatch(counters_.compute_seconds);
   rms_norm(norm, x.values.data(), x.rows, x.columns(), out, simd::norm_kernels(options_.instruction_set),
            *compute_threads_);

@@ -8,10 +8,9 @@
 namespace zipmoe {
 namespace {
 
-// Experts of this request that are being read or wait for being handed out; with fewer, the disk might run dry.
-constexpr uint64_t kPendingThatEvictOthers = 8;
-// The same with those that were read ahead: they are there, and the disk would have nothing to do meanwhile.
-constexpr uint64_t kPendingWithAhead = 18;
+// Experts of this request that are being read, or are there, read ahead perhaps, and wait for being handed out: so many
+// at most when others make room.
+constexpr uint64_t kPendingThatEvictOthers = kTurningSlots;
 
 }  // namespace
 
@@ -77,8 +76,8 @@ void ExpertRequest::begin_reads() {
   for (; next_unissued_ < items_.size(); ++next_unissued_) {
     Item& item = items_[next_unissued_];
     if (item.state != State::unissued) continue;
-    // Experts of this layer that are done make room for the next ones; those of other layers only for as many reads as
-    // keep the disk busy until then. Nothing pending: it must go on.
+    // Experts of this layer that are done make room for the next ones, and what later layers hold beyond their share;
+    // those of other layers only for as many reads as keep the disk busy until then. Nothing pending: it must go on.
     uint8_t* slot = cache_.acquire(item.record, spared());
     if (slot == nullptr) return;
     item.state = State::reading;
@@ -90,8 +89,9 @@ void ExpertRequest::begin_reads() {
 }
 
 Spared ExpertRequest::spared() const {
-  if (reading_ < kPendingThatEvictOthers && pending_ < kPendingWithAhead) return Spared::nobody;
-  if (reading_ >= kPendingThatEvictOthers || choose()) return Spared::other_layers;
+  if (reading_ < kReadingThatEvictOthers && pending_ < kPendingThatEvictOthers) return Spared::nobody;
+  if (order_ == HandOutOrder::ascending && next_unissued_ == head_) return Spared::nobody;  // all wait for this one
+  if (reading_ >= kReadingThatEvictOthers || choose()) return Spared::other_layers;
   return reading_ > 0 ? Spared::awaited : Spared::nobody;  // ascending, and those that are there come later
 }
 
@@ -137,7 +137,10 @@ void ExpertRequest::settle(const LoadOutcome& outcome) {
 
 std::optional<size_t> ExpertRequest::choose() const {
   // Whoever has been read gives its slot to a read that waits for one: the disk goes on while hits are computed.
-  if (order_ == HandOutOrder::as_available && next_unissued_ < items_.size() && !ready_.empty()) return ready_.front();
+  if (order_ == HandOutOrder::as_available && next_unissued_ < items_.size() && !ready_.empty() &&
+      cache_.size_class(items_[ready_.front()].record) == cache_.size_class(items_[next_unissued_].record)) {
+    return ready_.front();
+  }
   if (head_ < items_.size()) {
     const State state = items_[head_].state;
     if (state == State::hit || (order_ == HandOutOrder::ascending && state == State::ready)) return head_;

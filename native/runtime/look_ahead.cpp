@@ -7,9 +7,6 @@ namespace zipmoe {
 namespace {
 
 constexpr std::chrono::milliseconds kWaitSlice{1000};
-// In a pass, reads that others make room for. As many slots go round from layer to layer; with more of them fewer
-// records would stay from one pass to the next.
-constexpr size_t kSweepReads = 10;
 // Under way, or waiting for being taken. Others share the reader's queue.
 constexpr size_t kReadsMost = 256;
 
@@ -43,6 +40,8 @@ std::vector<LookAhead::Read>::iterator LookAhead::find(RecordIndex record) {
 
 void LookAhead::predict(std::span<const RecordIndex> records) {
   predict_in_sweep({records.begin(), records.end()});
+  collect();
+  const PinnedResidents kept(cache_, predicted_);
   while (!without_slot_.empty()) {  // one that finds no room may be of another size class than the next
     start(AheadRoom::spared, without_slot_.size());
     if (!without_slot_.empty()) without_slot_.pop_front();
@@ -65,14 +64,15 @@ void LookAhead::go_on() { go_on(AheadRoom::passed); }
 
 void LookAhead::go_on(AheadRoom room) {
   if (without_slot_.empty()) return;
+  collect();
+  const PinnedResidents kept(cache_, predicted_);
   start(AheadRoom::unused, without_slot_.size());
   if (reads_.size() < kSweepReads) start(room, kSweepReads - reads_.size());
 }
 
-// At most `most` of those without a slot, until one finds no room.
+// At most `most` of those without a slot, until one finds no room. Those that are predicted are pinned meanwhile, else
+// they would be evicted, and read once more a moment later.
 void LookAhead::start(AheadRoom room, size_t most) {
-  collect();
-  const PinnedResidents kept(cache_, predicted_);  // else they would be evicted, and read once more a moment later
   for (; most > 0 && !without_slot_.empty() && reads_.size() < kReadsMost; without_slot_.pop_front()) {
     const RecordIndex record = without_slot_.front();
     if (!cache_.absent(record)) continue;

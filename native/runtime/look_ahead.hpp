@@ -3,8 +3,9 @@
 // nobody, they wait for every other read, and those that turn out wrong are dropped.
 //
 // In a pass that asks every layer for most of its experts (cache/sweep.hpp) two slots are nothing, and what the pass
-// has passed makes room for the next layer anyway: there it makes room for predictions, as soon as the present layer
-// has all the slots that it needs. Those that find none yet are tried again as experts are released.
+// has passed, or what later layers hold beyond their share, makes room for the next layer anyway: there it makes room
+// for predictions, as soon as the present layer has all the slots that it needs. Those that find none yet are tried
+// again as experts are released.
 #pragma once
 
 #include <cstddef>
