@@ -1,5 +1,7 @@
 """What does the look-ahead from the likeliest next token gain? Two steps with it and two without, in turn, one process.
 
+Of each two the second counts: in the first one predictions are used and not made, or made and not used.
+
 Greedy decoding of prompts of one topic (checkpoints of make-model), with one pool of whole experts. To be run under a
 memory limit that includes page cache. Prints medians and quartiles per step.
 
@@ -47,9 +49,13 @@ class InTurn:
         model.zipmoe_next_token.predict = lambda logits: self._predict(logits) if self._on else None
 
     def put(self, _: torch.Tensor) -> None:
-        """A token was chosen: the step after it used what was predicted from its logits."""
+        """A token was chosen: the step after it used what was predicted from its logits.
+
+        An interval begins after a prediction and ends after the next one, so that it counts only where both or neither
+        were made: a step with predictions pays for one, too.
+        """
         now, counters = time.perf_counter(), self._model.zipmoe_engine._native.counters()
-        if self._last is not None and self._tokens > 2:
+        if self._last is not None and self._tokens > 2 and self._was_on is self._on:
             self._add(now - self._last[0], self._last[1], counters)
         self._last = now, counters
         self._was_on = self._on

@@ -2,17 +2,21 @@
 
     OMP_WAIT_POLICY=passive python benchmarks/prompt_attention.py --tokens 128 512 2048
 
-Rotary positions, entries of the cache, attention. Prints the median milliseconds of both and their ratio, and the
-errors of the attention alone against FP64, relative to its length.
+Rotary positions, entries of the cache, attention. Prints the machine, then the median milliseconds of both and their
+ratio, and the errors of the attention alone against FP64, relative to its length; ``--json FILE`` writes them, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
+import transformers
+from result_document import this_machine
 from transformers import DynamicCache
 from transformers.models.qwen2_moe.modeling_qwen2_moe import apply_rotary_pos_emb
 
@@ -33,8 +37,18 @@ def main() -> None:
     parser.add_argument("--dimensions", type=int, default=128)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--instruction-set", default="")
+    parser.add_argument("--instruction-set", default="", help="default: the best of this machine")
+    parser.add_argument("--json", type=Path, help="write the results here")
     options = parser.parse_args()
+    measured_on = {
+        "machine": this_machine(),
+        "instruction_set": options.instruction_set or _native.best_instruction_set(),
+        "threads": options.threads,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    print(json.dumps(measured_on), flush=True)
+    results = []
     torch.set_num_threads(options.threads)
     threads = _native.ComputeThreads(options.threads)
     scale = options.dimensions**-0.5
@@ -87,6 +101,19 @@ def main() -> None:
             f"{tokens} tokens: native {medians['native']:.2f} ms, torch {medians['torch']:.2f} ms, "
             f"{medians['torch'] / medians['native']:.1f} times; errors {errors[0]:.5f} and {errors[1]:.5f}"
         )
+        results.append(
+            {
+                "tokens": tokens,
+                "milliseconds": medians,
+                "errors": {"native": errors[0], "torch": errors[1]},
+                "heads": options.heads,
+                "key_value_heads": options.key_value_heads,
+                "dimensions": options.dimensions,
+                "rounds": options.rounds,
+            }
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps({**measured_on, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

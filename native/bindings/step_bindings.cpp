@@ -147,25 +147,6 @@ void attention_step(const ProcessBoundEngine& engine, const HeldAttention& atten
                               {out.data(), out.size()});
 }
 
-void attend_projected(const ProcessBoundEngine& engine, const HeldAttention& attention, Words2 queries, Words2 new_keys,
-                      Words2 new_values, const std::optional<Angles>& cosines, const std::optional<Angles>& sines,
-                      Entries keys, Entries values, uint64_t length, OutWords2 out) {
-  const AttentionShape& shape = attention.layer.shape;
-  const uint64_t rows = queries.shape(0);
-  const CacheEntries entries(shape, keys, values, length, rows);
-  const auto fits = [&](const auto& array, uint64_t heads) {
-    return array.shape(0) == rows && array.shape(1) == heads * shape.head_dimension;
-  };
-  if (!fits(queries, shape.query_heads) || !fits(new_keys, shape.key_value_heads) ||
-      !fits(new_values, shape.key_value_heads) || !fits(out, shape.query_heads)) {
-    throw std::invalid_argument("queries, keys, values and output are [rows, heads * head dimension]");
-  }
-  const RotaryPositions positions = rotary_positions(cosines, sines, entries.sequences, entries.tokens);
-  const ProjectedTokens tokens{queries.data(), new_keys.data(), new_values.data(), entries.sequences, entries.tokens};
-  nb::gil_scoped_release release;
-  engine.get().attend_projected(attention.layer, tokens, positions, entries.cache, out.data());
-}
-
 void feed_forward_step(const ProcessBoundEngine& engine, const HeldNetwork& network, Words2 x, OutWords2 out) {
   nb::gil_scoped_release release;
   engine.get().feed_forward_step(network.network, rows_of(x), {out.data(), out.size()});
@@ -246,11 +227,6 @@ void bind_steps(nb::module_& module) {
              "length"_a, "out"_a.noconvert(),
              "Attention of the new tokens of each sequence, the rows of x (BF16 patterns [rows, hidden]): one behind "
              "`length` cached ones, or several behind none. Their own keys and values are written to the cache.");
-  module.def("attend_projected", &attend_projected, "engine"_a, "layer"_a, "queries"_a.noconvert(),
-             "new_keys"_a.noconvert(), "new_values"_a.noconvert(), "cosines"_a.noconvert().none(),
-             "sines"_a.noconvert().none(), "keys"_a.noconvert(), "values"_a.noconvert(), "length"_a,
-             "out"_a.noconvert(),
-             "The same between the matrices: all are BF16 patterns [rows, heads * head dimension].");
   module.def("feed_forward_step", &feed_forward_step, "engine"_a, "network"_a, "x"_a.noconvert(), "out"_a.noconvert(),
              "down(activation(gate x, up x)) of BF16 patterns [rows, hidden].");
   nb::class_<RouterFormula>(module, "RouterFormula")

@@ -1,6 +1,7 @@
 // Reads in idle disk time what the next layer will probably ask for. Predictions cost nothing but disk time that nobody
-// else wanted, and the slots that the cache spares for them: of the slots that are left to the others they evict
-// nobody, they wait for every other read, and those that turn out wrong are dropped.
+// else wanted, and the slots that the cache spares for them: outside of a pass through all layers they evict nobody
+// from the slots that are left to the others. They wait for every other read, and those that turn out wrong are
+// dropped.
 //
 // In a pass that asks every layer for most of its experts (cache/sweep.hpp) two slots are nothing, and what the pass
 // has passed, or what later layers hold beyond their share, makes room for the next layer anyway: there it makes room

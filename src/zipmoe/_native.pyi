@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_Words = npt.NDArray[np.uint16]  # patterns of BF16 values
+
 # -- - codecs(native / bindings / codec_bindings.cpp) -- -
 
 class CodecDescription:
@@ -24,7 +26,7 @@ def instruction_sets() -> list[str]: ...
 def best_instruction_set() -> str: ...
 def codecs() -> list[CodecDescription]: ...
 def encode(
-    codec: str, weights: npt.NDArray[np.uint16], level: int = 0, huffman_only: bool = False, shards: int = 1
+    codec: str, weights: _Words, level: int = 0, huffman_only: bool = False, shards: int = 1
 ) -> tuple[list[tuple[str, npt.NDArray[np.uint8]]], list[int]]: ...
 def validate(
     codec: str, rows: int, columns: int, sections: Sequence[npt.NDArray[np.uint8]], shard_bytes: Sequence[int]
@@ -37,15 +39,12 @@ def decode(
     shard_bytes: Sequence[int],
     row_begin: int,
     row_end: int,
-    out: npt.NDArray[np.uint16],
+    out: _Words,
     instruction_set: str = "",
 ) -> None: ...
-def split(weights: npt.NDArray[np.uint16]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]: ...
+def split(weights: _Words) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]: ...
 def recombine(
-    exponent: npt.NDArray[np.uint8],
-    sign_mantissa: npt.NDArray[np.uint8],
-    out: npt.NDArray[np.uint16],
-    instruction_set: str = "",
+    exponent: npt.NDArray[np.uint8], sign_mantissa: npt.NDArray[np.uint8], out: _Words, instruction_set: str = ""
 ) -> None: ...
 def xxh3_64(bytes: npt.NDArray[np.uint8]) -> int: ...
 
@@ -72,36 +71,36 @@ class GatedActivation:
         up_offset: float = 0.0,
         rounds_between: bool = True,
     ) -> None: ...
-    def apply(self, values: npt.NDArray[np.uint16], out: npt.NDArray[np.uint16]) -> None: ...
-    def evaluate(self, values: npt.NDArray[np.uint16], out: npt.NDArray[np.float32]) -> None: ...
+    def apply(self, values: _Words, out: _Words) -> None: ...
+    def evaluate(self, values: _Words, out: npt.NDArray[np.float32]) -> None: ...
 
 def activate(function: str, sigmoid_scale: float, values: npt.NDArray[np.float32]) -> None: ...
 def fx3_gemv(
     section: npt.NDArray[np.uint8],
     rows: int,
     columns: int,
-    x: npt.NDArray[np.uint16],
-    out: npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+    x: _Words,
+    out: npt.NDArray[np.float32] | _Words,
     threads: ComputeThreads,
     *,
-    bias: npt.NDArray[np.uint16] | None = None,
+    bias: _Words | None = None,
     instruction_set: str = "",
 ) -> None: ...
 def bfloat16_gemv(
-    weights: npt.NDArray[np.uint16],
-    x: npt.NDArray[np.uint16],
-    out: npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+    weights: _Words,
+    x: _Words,
+    out: npt.NDArray[np.float32] | _Words,
     threads: ComputeThreads,
     *,
-    bias: npt.NDArray[np.uint16] | None = None,
+    bias: _Words | None = None,
     instruction_set: str = "",
 ) -> None: ...
 def compute_experts(
     experts: Sequence[
         tuple[
-            Sequence[tuple[npt.NDArray[np.uint8] | npt.NDArray[np.uint16], int, int, npt.NDArray[np.uint16] | None]],
-            npt.NDArray[np.uint16],
-            npt.NDArray[np.float32] | npt.NDArray[np.uint16],
+            Sequence[tuple[npt.NDArray[np.uint8] | _Words, int, int, _Words | None]],
+            _Words,
+            npt.NDArray[np.float32] | _Words,
         ]
     ],
     activation: GatedActivation,
@@ -134,10 +133,10 @@ class ExpertNetwork:
     def __init__(self, first: int, down: int, activation: GatedActivation, up: int | None = None) -> None: ...
 
 class DenseProjection:
-    def __init__(self, blocks: Sequence[int], bias: npt.NDArray[np.uint16] | None = None) -> None: ...
+    def __init__(self, blocks: Sequence[int], bias: _Words | None = None) -> None: ...
 
 class HeadNorm:
-    def __init__(self, weight: npt.NDArray[np.uint16] | None = None, epsilon: float = 0.0) -> None: ...
+    def __init__(self, weight: _Words | None = None, epsilon: float = 0.0) -> None: ...
 
 class AttentionLayer:
     def __init__(
@@ -165,71 +164,43 @@ class RouterFormula:
 def attention_step(
     engine: Engine,
     layer: AttentionLayer,
-    x: npt.NDArray[np.uint16],
-    cosines: npt.NDArray[np.uint16] | None,
-    sines: npt.NDArray[np.uint16] | None,
-    keys: npt.NDArray[np.uint16],
-    values: npt.NDArray[np.uint16],
+    x: _Words,
+    cosines: _Words | None,
+    sines: _Words | None,
+    keys: _Words,
+    values: _Words,
     length: int,
-    out: npt.NDArray[np.uint16],
-) -> None: ...
-def attend_projected(
-    engine: Engine,
-    layer: AttentionLayer,
-    queries: npt.NDArray[np.uint16],
-    new_keys: npt.NDArray[np.uint16],
-    new_values: npt.NDArray[np.uint16],
-    cosines: npt.NDArray[np.uint16] | None,
-    sines: npt.NDArray[np.uint16] | None,
-    keys: npt.NDArray[np.uint16],
-    values: npt.NDArray[np.uint16],
-    length: int,
-    out: npt.NDArray[np.uint16],
+    out: _Words,
 ) -> None: ...
 def attends_prompts(instruction_set: str = "") -> bool: ...
 def attend_prompt(
-    queries: npt.NDArray[np.uint16],
-    keys: npt.NDArray[np.uint16],
-    values: npt.NDArray[np.uint16],
+    queries: _Words,
+    keys: _Words,
+    values: _Words,
     scale: float,
-    cached_keys: npt.NDArray[np.uint16],
-    cached_values: npt.NDArray[np.uint16],
-    out: npt.NDArray[np.uint16],
+    cached_keys: _Words,
+    cached_values: _Words,
+    out: _Words,
     threads: ComputeThreads,
     *,
-    cosines: npt.NDArray[np.uint16] | None = None,
-    sines: npt.NDArray[np.uint16] | None = None,
+    cosines: _Words | None = None,
+    sines: _Words | None = None,
     instruction_set: str = "",
 ) -> None: ...
-def feed_forward_step(
-    engine: Engine, network: DenseNetwork, x: npt.NDArray[np.uint16], out: npt.NDArray[np.uint16]
-) -> None: ...
+def feed_forward_step(engine: Engine, network: DenseNetwork, x: _Words, out: _Words) -> None: ...
 def route(
     formula: RouterFormula,
-    x: npt.NDArray[np.uint16],
-    matrix: npt.NDArray[np.uint16],
-    logits: npt.NDArray[np.uint16],
+    x: _Words,
+    matrix: _Words,
+    logits: _Words,
     weights: npt.NDArray[np.float32],
     experts: npt.NDArray[np.int64],
 ) -> None: ...
 def holds(entries: tuple[tuple[dict[str, Any], str, Any], ...]) -> bool: ...
 def all_empty(dicts: tuple[Mapping[Any, Any], ...]) -> bool: ...
-def small_linear(
-    weights: npt.NDArray[np.uint16],
-    x: npt.NDArray[np.uint16],
-    out: npt.NDArray[np.uint16],
-    bias: npt.NDArray[np.uint16] | None = None,
-) -> None: ...
-def rms_norm(
-    x: npt.NDArray[np.uint16], weight: npt.NDArray[np.uint16], epsilon: float, out: npt.NDArray[np.uint16]
-) -> None: ...
-def rms_norm_on_threads(
-    engine: Engine,
-    x: npt.NDArray[np.uint16],
-    weight: npt.NDArray[np.uint16],
-    epsilon: float,
-    out: npt.NDArray[np.uint16],
-) -> None: ...
+def small_linear(weights: _Words, x: _Words, out: _Words, bias: _Words | None = None) -> None: ...
+def rms_norm(x: _Words, weight: _Words, epsilon: float, out: _Words) -> None: ...
+def rms_norm_on_threads(engine: Engine, x: _Words, weight: _Words, epsilon: float, out: _Words) -> None: ...
 
 class Engine:
     def __init__(
@@ -283,26 +254,18 @@ class Engine:
     def predict(self, records: Sequence[int]) -> None: ...
     def predict_next(self, records: Sequence[int]) -> list[int]: ...
     def predict_sweep(self, records: Sequence[int]) -> None: ...
-    def decode(self, record: int, matrix: int, row_begin: int, row_end: int, out: npt.NDArray[np.uint16]) -> None: ...
+    def decode(self, record: int, matrix: int, row_begin: int, row_end: int, out: _Words) -> None: ...
     def decode_to_scratch(self, record: int, matrix: int, row_begin: int, row_end: int, scratch: int) -> None: ...
-    def gather(self, blocks: Sequence[int], rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint16]) -> None: ...
-    def multiply(
-        self,
-        blocks: Sequence[int],
-        x: npt.NDArray[np.uint16],
-        out: npt.NDArray[np.uint16],
-        bias: npt.NDArray[np.uint16] | None = None,
-    ) -> None: ...
-    def feed_forward(
-        self, record: int, network: ExpertNetwork, x: npt.NDArray[np.uint16], out: npt.NDArray[np.uint16]
-    ) -> None: ...
+    def gather(self, blocks: Sequence[int], rows: npt.NDArray[np.int64], out: _Words) -> None: ...
+    def multiply(self, blocks: Sequence[int], x: _Words, out: _Words, bias: _Words | None = None) -> None: ...
+    def feed_forward(self, record: int, network: ExpertNetwork, x: _Words, out: _Words) -> None: ...
     def feed_forward_request(
         self,
         records: Sequence[int],
         tokens: Sequence[int],
         network: ExpertNetwork,
-        x: npt.NDArray[np.uint16],
-        out: npt.NDArray[np.uint16],
+        x: _Words,
+        out: _Words,
         begun: bool = False,
     ) -> None: ...
     def sparse_step(
@@ -310,13 +273,13 @@ class Engine:
         records: Sequence[int],
         tokens: Sequence[int],
         network: ExpertNetwork,
-        x: npt.NDArray[np.uint16],
+        x: _Words,
         positions: npt.NDArray[np.int64],
         weights: npt.NDArray[np.float32],
-        out: npt.NDArray[np.uint16],
+        out: _Words,
         begun: bool = False,
     ) -> None: ...
-    def scratch(self, index: int) -> npt.NDArray[np.uint16]: ...
+    def scratch(self, index: int) -> _Words: ...
     def resize_pool(self, size_class: int, slots: int) -> None: ...
     def resize_pools(self, slots: Sequence[Sequence[int]]) -> None: ...
     @property
@@ -324,7 +287,7 @@ class Engine:
     @property
     def pool_occupancy(self) -> list[list[int]]: ...
     def decoded_offset(self, record: int, matrix: int) -> int | None: ...
-    def arena(self) -> npt.NDArray[np.uint16]: ...
+    def arena(self) -> _Words: ...
     def residency(self, record: int) -> int: ...
     def resident(self, record: int) -> bool: ...
     def counters(self) -> dict[str, int | float]: ...
@@ -435,7 +398,7 @@ class TimedDecoder:
         self,
         matrices: Sequence[tuple[int, int, Sequence[npt.NDArray[np.uint8]], Sequence[int]]],
         units: int,
-        out: npt.NDArray[np.uint16],
+        out: _Words,
     ) -> float: ...
 
 def uring_refusal() -> str: ...

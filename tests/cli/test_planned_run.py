@@ -133,7 +133,7 @@ def test_a_profile_of_an_earlier_version_is_named_and_not_planned_with(
     assert code == 0, err
     assert SINGLE_POOL in json.loads(out)["mode"]
     (line,) = [line for line in err.splitlines() if line.startswith("note: ")]
-    assert "is a device profile of version 2, this ZipMoE has version 4; measure again: zipmoe profile" in line
+    assert "is a device profile of version 2, this ZipMoE has version 5; measure again: zipmoe profile" in line
 
 
 @pytest.mark.usefixtures("measured")

@@ -12,11 +12,12 @@ import torch
 from few_slots import PROMPTS, both, counters, decode, load
 from torch import nn
 
-from zipmoe.errors import CorruptRecordError
+from zipmoe.errors import CorruptRecordError, ZipMoEError
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.early_routing import EarlyRouter
 from zipmoe.hf.next_token_look_ahead import (
     LEAST_SHARE,
+    NextTokenLookAhead,
     TrackRecord,
     likeliest,
     look_ahead_to_next_token,
@@ -73,6 +74,7 @@ def test_a_prediction_is_what_the_first_router_says_of_the_next_tokens_embedding
 def test_sampling_and_greedy_decoding_do_not_change(packed_model, mode):
     packed = packed_model("qwen2_moe")
     with both(packed, mode=mode) as (model, other):
+        seen = observe(model)
         for settings in ({"do_sample": False}, {"do_sample": True, "temperature": 2.0}):
             found = []
             for each in (model, other):
@@ -82,6 +84,7 @@ def test_sampling_and_greedy_decoding_do_not_change(packed_model, mode):
             assert torch.equal(found[0].sequences, found[1].sequences)
             for ours, theirs in zip(found[0].logits, found[1].logits, strict=True):
                 assert torch.equal(ours, theirs)
+        assert len(seen) >= 14  # the routers are found in the first prompt
 
 
 def test_rows_of_the_next_token_are_looked_up_once(packed_model):
@@ -186,12 +189,82 @@ def test_nothing_is_installed_where_everything_fits(packed_model):
 
 @pytest.mark.parametrize(
     ("embedding", "head"),
-    [(nn.Embedding(8, 4), None), (None, nn.Linear(4, 8)), (nn.Embedding(8, 4), nn.Linear(4, 9))],
+    [
+        (nn.Embedding(8, 4), None),
+        (None, nn.Linear(4, 8)),
+        (nn.Embedding(8, 4), nn.Linear(4, 9)),
+        (nn.Embedding(8, 4, max_norm=1.0), nn.Linear(4, 8)),
+    ],
 )
 def test_models_of_other_shapes_have_none(embedding, head):
     model = SimpleNamespace(get_input_embeddings=lambda: embedding, get_output_embeddings=lambda: head)
     chain: Any = SimpleNamespace(first=None, look_ahead=None, seen=0)
     assert look_ahead_to_next_token(model, chain) is None
+
+
+@pytest.mark.parametrize("head", [None, nn.Linear(4, 8)])
+def test_models_whose_embedding_is_not_found_have_none(head):
+    def not_found() -> nn.Module:
+        raise NotImplementedError
+
+    model = SimpleNamespace(get_input_embeddings=not_found, get_output_embeddings=lambda: head)
+    chain: Any = SimpleNamespace(first=None, look_ahead=None, seen=0)
+    assert look_ahead_to_next_token(model, chain) is None
+
+
+@pytest.mark.parametrize("where", ["router", "reads"])
+def test_a_prediction_that_fails_is_no_error_of_the_step(packed_model, monkeypatch, where):
+    model = load(packed_model("qwen2_moe"), True)
+    calls = []
+
+    def fail(*_: Any) -> None:
+        calls.append(where)
+        raise ZipMoEError("closed")
+
+    with model.zipmoe_engine, torch.no_grad():
+        expected = decode(model, PROMPTS[:1], steps=3)
+        chain = model.zipmoe_look_ahead
+        failing, name = (chain.first, "likely") if where == "router" else (chain.look_ahead, "predict_next")
+        monkeypatch.setattr(failing, name, fail)
+        for ours, theirs in zip(decode(model, PROMPTS[:1], steps=3), expected, strict=True):
+            assert torch.equal(ours, theirs)
+        assert len(calls) == 3
+
+
+def test_a_router_that_returns_something_else_is_not_compared(packed_model):
+    model = load(packed_model("qwen2_moe"), True)
+    with model.zipmoe_engine, torch.no_grad():
+        decode(model, PROMPTS[:1], steps=1)
+        predictor = model.zipmoe_next_token
+        (hook,) = first_block(model).gate._forward_hooks.values()
+        for output in (torch.zeros(2, 4), None, (1, 2), (1, 2, "experts"), (1, 2, torch.tensor(3))):
+            predictor._unconfirmed = [1]
+            hook(first_block(model).gate, (), output)
+
+
+def test_predictions_for_steps_of_several_tokens_are_not_right(packed_model):
+    """As in assisted decoding, where no step is the one that was predicted."""
+    model = load(packed_model("qwen2_moe"), True)
+    with model.zipmoe_engine, torch.no_grad():
+        decode(model, PROMPTS[:1], steps=1)
+        predictor = model.zipmoe_next_token
+        predictor._unconfirmed, predictor._rows = [1, 2], 1
+        predictor.compare(torch.tensor([[1, 2], [2, 1]]))
+        assert predictor.track_record.share == (31 / 32) ** 2
+        predictor._unconfirmed = [1]
+        predictor.predict(torch.empty(0))  # the router was not heard of
+        assert predictor.track_record.share == (31 / 32) ** 3
+        assert predictor._unconfirmed == []
+
+
+def test_nothing_is_said_where_the_router_takes_no_embedding(packed_model):
+    model = load(packed_model("qwen2_moe"), True)
+    with model.zipmoe_engine, torch.no_grad():
+        decode(model, PROMPTS[:1], steps=1)
+        predictor = model.zipmoe_next_token
+        assert predictor.describe() != ""
+        other = nn.Embedding(8, model.config.hidden_size // 2)
+        assert NextTokenLookAhead(model.zipmoe_look_ahead, other).describe() == ""
 
 
 def test_predictions_stop_where_they_do_not_come_true(packed_model):
@@ -230,6 +303,7 @@ def test_the_router_is_compared_with_what_was_predicted(packed_model):
             lambda _, args: (unit_rms(rows[-1].squeeze(0)).unsqueeze(0),), prepend=True
         )
         record = model.zipmoe_next_token.track_record
+        model.zipmoe_next_token._unconfirmed = []
         record.share = 0.5
         seen = observe(model)
         decode(model, PROMPTS[:1], steps=5)

@@ -18,31 +18,21 @@ pytestmark = pytest.mark.skipif(not _native.attends_prompts(), reason="this mach
 
 @dataclass
 class Prompts:
-    """How often a prompt was one native call, and how often its matrices were the module's own."""
+    """How many prompts were native calls."""
 
-    whole: int = 0
-    between: int = 0
-
-    @property
-    def all(self):
-        return self.whole + self.between
+    all: int = 0
 
 
 @pytest.fixture
 def prompts(monkeypatch):
     counts = Prompts()
-    whole, between = FusedCompute.prompt_attention, FusedCompute.attend_prompt
+    original = FusedCompute.prompt_attention
 
-    def counted_whole(self, *args):
-        counts.whole += 1
-        return whole(self, *args)
+    def counted(self, *args):
+        counts.all += 1
+        return original(self, *args)
 
-    def counted_between(self, *args):
-        counts.between += 1
-        return between(self, *args)
-
-    monkeypatch.setattr(FusedCompute, "prompt_attention", counted_whole)
-    monkeypatch.setattr(FusedCompute, "attend_prompt", counted_between)
+    monkeypatch.setattr(FusedCompute, "prompt_attention", counted)
     return counts
 
 
@@ -66,18 +56,15 @@ def attend(packed_model, prompts):
         yield attend
 
 
-@pytest.mark.parametrize("rows_max", [0, 10_000], ids=["matrices apart", "one call"])
 @pytest.mark.parametrize("rows, tokens", [(1, 2), (1, 3), (2, 31), (1, 64), (2, 65), (1, 200), (70, 2)])
-def test_prompts_and_steps_behind_them(pair, prompts, rows, tokens, rows_max):
+def test_prompts_and_steps_behind_them(pair, prompts, rows, tokens):
     outputs, caches = [], []
     for attend in pair:
-        if hasattr(attend.module, "_zipmoe_native"):
-            attend.module._zipmoe_native.compute.prompt_rows_max = rows_max
         attend(DynamicCache(), rows=rows, tokens=tokens)
         cache = DynamicCache()
         outputs.append([attend(cache, rows=rows, tokens=n) for n in (tokens, 1, 1, 1)])
         caches.append(cache.layers[0])
-    assert (prompts.whole, prompts.between) == ((0, 2) if rows_max == 0 else (2, 0))
+    assert prompts.all == 2
     for found, expected in zip(*outputs, strict=True):
         assert close(found, expected)
     assert caches[0].get_seq_length() == tokens + 3

@@ -59,7 +59,7 @@ def test_fingerprint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"zipmoe_device_profile": 3}, "is a device profile of version 3, this ZipMoE has version 4"),
+        ({"zipmoe_device_profile": 4}, "is a device profile of version 4, this ZipMoE has version 5"),
         ({"best_concurrent_reads": {"threads": 0}}, "less than one read at a time"),
         ({"best_concurrent_reads": {"threads": 2.5}}, "best_concurrent_reads are not integers"),
         ({"zipmoe_device_profile": None}, "is not a device profile"),

@@ -64,7 +64,7 @@ def run_command(
         bool,
         typer.Option(
             "--exact",
-            help="Logits bit for bit equal to plain Transformers on this machine; without it, products of few rows "
+            help="Logits bit for bit equal to plain Transformers on this machine; without it, products "
             "read packed weights where the codec has kernels for that, and round differently",
         ),
     ] = False,
@@ -107,8 +107,8 @@ def run_command(
         bool | None,
         typer.Option(
             "--look-ahead/--no-look-ahead",
-            help="Read in idle disk time what the next layer will probably need; needs --pools none [default: where "
-            "it is possible]",
+            help="Read in idle disk time what the next layer, in steps and prompts, or the likeliest next token will "
+            "probably need; needs --pools none [default: where it is possible]",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text")] = False,

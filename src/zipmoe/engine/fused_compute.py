@@ -31,13 +31,6 @@ for few rows only."""
 STEP_ROWS_MAX = min(FUSED_ROWS_MAX[_native.gemv_instruction_set()], 64)
 """Up to this many rows, steps of attention, routers and small matrices are faster so than with torch."""
 
-PROMPT_ROWS_MAX = FUSED_ROWS_MAX
-"""By instruction set: up to this many rows dense feed-forward networks, and the four matrices around the attention of a
-prompt, are computed in one call. The attention between them is native for any number."""
-
-NORM_ROWS_MAX = sys.maxsize
-"""Up to this many rows norms are faster so than with torch."""
-
 
 class CacheBuffers(Protocol):
     """Keys and values of one layer: BF16 patterns [sequences, heads, capacity, head dimension]."""
@@ -61,8 +54,6 @@ class FusedCompute:
         kernels = _native.gemv_instruction_set(engine._instruction_set)
         self.rows_max = FUSED_ROWS_MAX[kernels]
         """Up to this many rows of inputs the kernels are faster than decoding and torch's product, or as fast."""
-        self.prompt_rows_max = PROMPT_ROWS_MAX[kernels]
-        """Up to this many rows ``feed_forward`` and ``prompt_attention`` are."""
         self.attends_prompts = _native.attends_prompts(engine._instruction_set)
         """Whether there is a kernel for the attention of several new tokens of a sequence."""
 
@@ -153,46 +144,6 @@ class FusedCompute:
             BF16, the shape of ``x``.
         """
         return self._attention(layer, x, cosines, sines, keys_and_values, 0)
-
-    def attend_prompt(
-        self,
-        layer: _native.AttentionLayer,
-        projected: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        cosines: torch.Tensor,
-        sines: torch.Tensor,
-        keys_and_values: CacheBuffers,
-    ) -> torch.Tensor:
-        """``prompt_attention`` between its matrices.
-
-        Args:
-            layer: its heads.
-            projected: queries, keys and values, BF16 [sequences, tokens, heads * dimensions], contiguous, before norms
-                and rotation.
-            cosines: as for ``prompt_attention``.
-            sines: as ``cosines``.
-            keys_and_values: as for ``prompt_attention``.
-
-        Returns:
-            BF16, the shape of the queries: what the output's matrix is given.
-        """
-        engine = self._engine
-        out = torch.empty_like(projected[0])
-        queries, keys, values, mixed = (bfloat16_words(part.view(-1, part.shape[-1])) for part in (*projected, out))
-        with engine._exclusive(), named_record_errors(engine._catalogue):
-            _native.attend_projected(
-                engine._native,
-                layer,
-                queries,
-                keys,
-                values,
-                bfloat16_words(cosines),
-                bfloat16_words(sines),
-                keys_and_values.key_words,
-                keys_and_values.value_words,
-                0,
-                mixed,
-            )
-        return out
 
     def _attention(
         self,

@@ -89,10 +89,11 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
             where all experts have room beside them.
         early_routing: where a block computes its shared expert before it routes, ask the router first, so that experts
             are read meanwhile. Results do not depend on it.
-        look_ahead: while a layer of a decode step computes, read in idle disk time what the next layer's router would
-            choose now. Takes two experts' memory from the pool; the mode line says whether it is in effect. Results do
-            not depend on it. Default: wherever that is possible, which takes a single pool of experts, not all of
-            which have room.
+        look_ahead: while a layer of a step or of a prompt computes, read in idle disk time what the next layer's router
+            would choose now; while a token is chosen, what the first layer's router would choose for the likeliest one.
+            In passes that ask for most experts of every layer, those of the first layer are read as the pass begins.
+            Takes two experts' memory from the pool; the mode line says whether it is in effect. Results do not depend
+            on it. Default: wherever that is possible, which takes a single pool of experts, not all of which have room.
         fused_steps: in the mode ``"fast"``, compute attention, feed-forward networks, norms and routers by one call of
             the native core each (docs/compute.md, "Steps and prompts"), where it can. ``False`` leaves them to the
             family's own code, whose products the native core computes one by one: for comparisons.

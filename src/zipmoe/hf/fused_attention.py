@@ -20,7 +20,6 @@ from zipmoe import _native
 from zipmoe.engine.bfloat16_words import bfloat16_words
 from zipmoe.engine.fused_compute import STEP_ROWS_MAX, FusedCompute
 from zipmoe.hf.cache_room import CacheRoom
-from zipmoe.hf.few_rows import few_rows, records_gradients
 from zipmoe.hf.first_use import all_agree, same_formula
 from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.fused_norm import norm_epsilon
@@ -29,6 +28,7 @@ from zipmoe.hf.mentioned_names import mentioned_names
 from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_linear import PackedLinear
 from zipmoe.hf.prompt_attention import PromptAttention, hold, takes_prompt
+from zipmoe.hf.readable_rows import readable_rows, records_gradients
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _NORMS = ("q_norm", "k_norm")
@@ -153,12 +153,12 @@ class FusedAttention(FusedModule):
         """Attention of a prompt, which the cache holds afterwards."""
         prompts, given = call.native.prompts, (call.hidden_states, call.cosines, call.sines)
         if prompts.checked:
-            output, entries = prompts.attend(self, *given)
+            output, entries = prompts.attend(*given)
             hold(call.cache, self.layer_idx, entries)
             return output, None
         own = super().forward(**kwargs)
         layer = call.cache.layers[self.layer_idx]
-        verdict = prompts.agrees(self, *given, (own[0], layer.keys, layer.values), _INFORMATIVE_SINE)
+        verdict = prompts.agrees(*given, (own[0], layer.keys, layer.values), _INFORMATIVE_SINE)
         if verdict is False:
             self._zipmoe_native = None
         elif verdict:
@@ -183,7 +183,7 @@ class FusedAttention(FusedModule):
         positions = options.get("position_embeddings")
         cache: Any = next((options[name] for name in _CACHE_NAMES if options.get(name) is not None), None)
         if (
-            not few_rows(hidden, native.columns, sys.maxsize)
+            not readable_rows(hidden, native.columns, sys.maxsize)
             or hidden.dim() != 3
             or not self._is_ready()
             or options.get("attention_mask") is not None

@@ -11,12 +11,12 @@ from torch import nn
 from zipmoe import _native
 from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.activation_recognition import recognise_activation
-from zipmoe.hf.few_rows import few_rows
 from zipmoe.hf.first_use import same_formula
 from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.mentioned_names import mentioned_names
 from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_linear import PackedLinear
+from zipmoe.hf.readable_rows import readable_rows
 
 _CHILDREN = ("gate_proj", "up_proj", "down_proj")
 _KNOWN_ATTRIBUTES = {"config", "hidden_size", "intermediate_size", "act_fn", "training"}
@@ -45,7 +45,7 @@ class FusedFeedForward(FusedModule):
         """As the family's module."""
         native: _Native | None = self._zipmoe_native
         if native is not None:
-            fits = not kwargs and len(args) == 1 and few_rows(args[0], native.columns, native.compute.prompt_rows_max)
+            fits = not kwargs and len(args) == 1 and readable_rows(args[0], native.columns, native.compute.rows_max)
             native = up_to_date(self, _native_network) if fits and self._zipmoe_stands_for_own() else None
         if native is None:
             output: torch.Tensor = super().forward(*args, **kwargs)
@@ -80,7 +80,7 @@ class _GatedUnit(nn.Module):
 
 
 def fuse_feed_forward(module: Any) -> bool:
-    """Let the native core compute few rows of ``module``, if it is such a network."""
+    """Let the native core compute ``module`` up to ``FusedCompute.rows_max`` rows, if it is such a network."""
     original = type(module)
     names = mentioned_names(original) if _has_known_parts(module) else None
     native = _native_network(module) if names is not None and {*names} == {*_CHILDREN, "act_fn"} else None

@@ -12,8 +12,8 @@ from torch import nn
 
 from zipmoe import _native
 from zipmoe.engine.bfloat16_words import bfloat16_words
-from zipmoe.hf.few_rows import few_rows, readable_weight
 from zipmoe.hf.fused_module import FusedModule, fuse
+from zipmoe.hf.readable_rows import readable_rows, readable_weight
 
 _WEIGHTS_MAX = 1 << 20
 """Larger matrices keep several threads busy."""
@@ -31,7 +31,7 @@ class FusedLinear(FusedModule):
         weight: Any = parameters.get("weight")
         bias: Any = parameters.get("bias")
         if (
-            not few_rows(input, self.in_features)
+            not readable_rows(input, self.in_features)
             or not readable_weight(weight, 2)
             or weight.shape != (self.out_features, self.in_features)
             or (bias is None and getattr(self, "bias", None) is not None)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
 from zipmoe import _native
 from zipmoe.engine.bfloat16_words import bfloat16_words
-from zipmoe.engine.fused_compute import NORM_ROWS_MAX, FusedCompute
-from zipmoe.hf.few_rows import few_rows, readable_weight
+from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.fused_module import FusedModule, fuse
+from zipmoe.hf.readable_rows import readable_rows, readable_weight
 
 _EPSILON_NAMES = ("variance_epsilon", "eps", "epsilon")
 _VALUES_FOR_THREADS = 1 << 17
@@ -32,7 +33,7 @@ class FusedNorm(FusedModule):
         epsilon: Any = vars(self).get(self._zipmoe_epsilon_name)
         if (
             not readable_weight(weight, 1)
-            or not few_rows(x, len(weight), NORM_ROWS_MAX)
+            or not readable_rows(x, len(weight), sys.maxsize)
             or type(epsilon) is not float
             or not self._zipmoe_stands_for_own()
         ):

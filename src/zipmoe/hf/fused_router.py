@@ -15,9 +15,9 @@ import torch
 
 from zipmoe import _native
 from zipmoe.engine.bfloat16_words import bfloat16_words
-from zipmoe.hf.few_rows import few_rows, readable_weight
 from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.mentioned_names import mentioned_names
+from zipmoe.hf.readable_rows import readable_rows, readable_weight
 
 _PROBE_ROWS = 128
 _EQUAL_SCORES = 2.0**-20
@@ -60,7 +60,7 @@ class FusedRouter(FusedModule):
         if (
             native is None
             or not readable_weight(weight, 2)
-            or not few_rows(x, weight.shape[1])
+            or not readable_rows(x, weight.shape[1])
             or not (x.dim() == 2 or native.any_shape)
             or self.training
             or not self._zipmoe_stands_for_own()

@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn import functional
 
 from zipmoe.errors import ZipMoEError
-from zipmoe.hf.few_rows import records_gradients
 from zipmoe.hf.look_ahead import ROWS_MAX, LookAheadChain, RoutedBlock
 from zipmoe.hf.packed_embedding import PackedEmbedding
+from zipmoe.hf.readable_rows import records_gradients
 
 LEAST_SHARE = 0.25
 """Of the experts that were not in memory, how many must come true. A wrong one costs the reads under way, of a
@@ -78,7 +78,7 @@ class NextTokenLookAhead:
 
     def predict(self, logits: torch.Tensor) -> None:
         """The logits (sequences, positions, vocabulary) of a step are known: predict for the tokens that follow."""
-        self._unconfirmed = []
+        self._unconfirmed_is_wrong()
         first, look_ahead, embedding = self._chain.first, self._chain.look_ahead, self._embedding()
         if first is None or look_ahead is None or embedding is None or first.width != embedding.embedding_dim:
             return
@@ -93,12 +93,11 @@ class NextTokenLookAhead:
         self._watch(first)
         with torch.no_grad():
             try:
-                rows = _rows(embedding, tokens)
-            except ZipMoEError:  # a damaged row, say: an error of the step that asks for it, if that comes
+                found = first.likely(unit_rms(_rows(embedding, tokens)).unsqueeze(1))
+                absent = [] if found is None else look_ahead.predict_next(*found)
+            except ZipMoEError:  # a damaged row, a closed engine: an error of the step that asks for it, if that comes
                 return
-            found = first.likely(unit_rms(rows).unsqueeze(1))
-        if found is not None:
-            self._unconfirmed, self._rows = look_ahead.predict_next(*found), len(tokens)
+        self._unconfirmed, self._rows = absent, len(tokens)
 
     def _watch(self, first: RoutedBlock) -> None:
         router = first.router
@@ -107,21 +106,37 @@ class NextTokenLookAhead:
         self._watched = True
 
         def experts_chosen(_: nn.Module, __: Any, output: Any) -> None:
-            self.compare(output[2])
+            if isinstance(output, tuple) and len(output) > 2 and isinstance(output[2], torch.Tensor):
+                self.compare(output[2])
 
         router.register_forward_hook(experts_chosen)
 
     def compare(self, chosen: torch.Tensor) -> None:
-        """The first block's router has chosen (rows, top_k) experts; if they are a prompt's, that proves nothing."""
+        """The first block's router has chosen (rows, top_k) experts."""
+        if not self._unconfirmed:
+            return
+        if chosen.dim() == 0 or chosen.numel() != self._rows * chosen.shape[-1]:
+            self._unconfirmed_is_wrong()
+            return
         predicted, self._unconfirmed = self._unconfirmed, []
-        if predicted and chosen.numel() == self._rows * chosen.shape[-1]:
-            asked = set(chosen.reshape(-1).tolist())
-            self.track_record.add(len(predicted), sum(expert in asked for expert in predicted))
+        asked = set(chosen.reshape(-1).tolist())
+        self.track_record.add(len(predicted), sum(expert in asked for expert in predicted))
+
+    def _unconfirmed_is_wrong(self) -> None:
+        """Something else came than the step that was predicted: a prompt, or several tokens of every sequence.
+
+        In assisted decoding that is every step, and none of them proves that a prediction was worth its reads.
+        """
+        predicted, self._unconfirmed = self._unconfirmed, []
+        self.track_record.add(len(predicted), 0)
 
     def describe(self) -> str:
         """The part of the mode line."""
         chain = self._chain
         if chain.look_ahead is None or chain.watched == 0 or (chain.seen > 0 and chain.first is None):
+            return ""
+        first, embedding = chain.first, self._embedding()
+        if embedding is None or (first is not None and first.width != embedding.embedding_dim):
             return ""
         if not self.track_record.pays:
             return "none from the likeliest next token, as too little of that came true"
@@ -137,10 +152,17 @@ def look_ahead_to_next_token(model: Any, chain: LookAheadChain) -> NextTokenLook
         chain: of its sparse blocks.
 
     Returns:
-        What predicts; None if the model has no such modules, or the logits are not of the embedding's tokens.
+        What predicts; None if the model has no such modules, if the logits are not of the embedding's tokens, or if a
+        look-up changes the embedding (``max_norm``).
     """
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        return None
+    try:
+        embedding = model.get_input_embeddings()
+    except NotImplementedError:  # how Transformers says that it finds none
+        return None
+    if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
         return None
     if head.out_features > embedding.num_embeddings:
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.cache_utils import DynamicLayer
 
 from zipmoe import _native
@@ -39,28 +38,21 @@ class PromptAttention:
         """Whether a prompt has shown that it computes the same."""
 
     def attend(
-        self, module: nn.Module, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+        self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
     ) -> tuple[torch.Tensor, KeyValueBuffers]:
         """The output for a prompt, and what the cache is to hold.
 
         Args:
-            module: has the projections, which are asked where there are too many rows for the kernels.
             hidden: BF16 [sequences, tokens, hidden], contiguous.
             cosines: BF16 [sequences or 1, tokens, rotated dimensions], contiguous.
             sines: as ``cosines``.
         """
         sequences, tokens = hidden.shape[:2]
         buffers = KeyValueBuffers.empty(sequences, self._heads[1], tokens, self._heads[2])
-        if sequences * tokens <= self._compute.prompt_rows_max:
-            return self._compute.prompt_attention(self._layer, hidden, cosines, sines, buffers), buffers
-        queries, keys, values = (getattr(module, name)(hidden) for name in ("q_proj", "k_proj", "v_proj"))
-        mixed = self._compute.attend_prompt(self._layer, (queries, keys, values), cosines, sines, buffers)
-        output: torch.Tensor = module.o_proj(mixed)  # type: ignore[operator]
-        return output, buffers
+        return self._compute.prompt_attention(self._layer, hidden, cosines, sines, buffers), buffers
 
     def agrees(
         self,
-        module: nn.Module,
         hidden: torch.Tensor,
         cosines: torch.Tensor,
         sines: torch.Tensor,
@@ -70,7 +62,6 @@ class PromptAttention:
         """Whether the first tokens of a prompt are what the module computed itself; None if they do not tell.
 
         Args:
-            module: as for ``attend``.
             hidden: as for ``attend``.
             cosines: as for ``attend``.
             sines: as for ``attend``.
@@ -84,7 +75,7 @@ class PromptAttention:
             return part[:sequences, :tokens].contiguous()
 
         sines = first(sines)
-        output, buffers = self.attend(module, first(hidden), first(cosines), sines)
+        output, buffers = self.attend(first(hidden), first(cosines), sines)
         verdict = all_agree(
             same_formula(output, own[0][:sequences, :tokens]),
             same_formula(buffers.keys, own[1][:sequences, :, :tokens]),

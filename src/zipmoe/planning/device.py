@@ -22,7 +22,7 @@ import numpy as np
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.store.durable_files import write_json
 
-PROFILE_VERSION = 4
+PROFILE_VERSION = 5
 DEFAULT_MAXIMUM_AGE = timedelta(days=30)
 _VERSION_KEY = "zipmoe_device_profile"
 _MEASURE_HINT = "measure this machine: zipmoe profile"

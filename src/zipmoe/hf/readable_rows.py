@@ -1,4 +1,4 @@
-"""What the native core computes with: few rows and weights, as they lie in memory, of a run that wants results only."""
+"""What the native core computes with: rows and weights, as they lie in memory, of a run that wants results only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from zipmoe.engine.fused_compute import STEP_ROWS_MAX
 
 
-def few_rows(x: Any, columns: int, rows_max: int = STEP_ROWS_MAX) -> bool:
+def readable_rows(x: Any, columns: int, rows_max: int = STEP_ROWS_MAX) -> bool:
     """Whether ``x`` is BF16 (..., columns) with at most ``rows_max`` rows, contiguous on the CPU, and neither
     gradients nor the conversions of ``torch.autocast`` are asked for.
     """
