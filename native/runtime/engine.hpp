@@ -157,9 +157,6 @@ class Engine {
   // prompt, behind none. Their keys and values are written to the cache: out BF16 [x.rows][rows of the output].
   void attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences,
                       const RotaryPositions& positions, const KeyValueCache& cache, std::span<uint16_t> out);
-  // What of it lies between the matrices: out BF16 [sequences][tokens][query_heads * head_dimension].
-  void attend_projected(const AttentionLayer& layer, const ProjectedTokens& tokens, const RotaryPositions& positions,
-                        const KeyValueCache& cache, uint16_t* out);
   // A norm of many rows: out BF16, the shape of x.
   void normalise(const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out);
   // A feed-forward network: out BF16 [x.rows][rows of down].

@@ -54,15 +54,6 @@ void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, 
   multiply_jointly({attended, x.rows}, query_columns, {{&layer.output, out.data(), out.size() / x.rows}}, kernels);
 }
 
-void Engine::attend_projected(const AttentionLayer& layer, const ProjectedTokens& tokens,
-                              const RotaryPositions& positions, const KeyValueCache& cache, uint16_t* out) {
-  std::lock_guard lock(mutex_);
-  require_open();
-  layer.shape.check();
-  const Stopwatch stopwatch(counters_.compute_seconds);
-  mix_values(layer, tokens, positions, cache, out);
-}
-
 void Engine::mix_values(const AttentionLayer& layer, const ProjectedTokens& tokens, const RotaryPositions& positions,
                         const KeyValueCache& cache, uint16_t* out) {
   require_compute_threads();
