@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from few_slots import decode
 
 from zipmoe.errors import BudgetExceededError, InvalidArgumentError, UnsupportedOperationError
 from zipmoe.hf.configuration import ZipMoEConfig
@@ -59,18 +60,8 @@ def count_taken(model: Any) -> list[bool]:
     return taken
 
 
-def decode(model: Any, prompt: torch.Tensor, steps: int = 4) -> list[torch.Tensor]:
-    """Logits of a prompt and of some greedy steps after it."""
-    logits, cache, ids = [], None, prompt
-    for _ in range(steps):
-        output = model(input_ids=ids, cache=cache, use_cache=True)
-        logits.append(output.logits)
-        cache, ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
-    return logits
-
-
 def assert_same(model: Any, other: Any, prompt: torch.Tensor) -> None:
-    for ours, theirs in zip(decode(model, prompt), decode(other, prompt), strict=True):
+    for ours, theirs in zip(decode(model, prompt, 4), decode(other, prompt, 4), strict=True):
         assert torch.equal(ours, theirs)
 
 
