@@ -28,7 +28,7 @@ ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void spread(float value
   out = value - Floats16{};
 }
 
-// As `exponential` of compute/activation.cpp, for x that are not above 0, or NaN.
+// As `exponential` of activation_body.hpp, for x that are not above 0, or NaN.
 ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void exponential_of_negatives(Floats16& x) {
   constexpr float lowest = -87.33654f;
   constexpr float rounder = 0x1.8p23f;  // adding it rounds to an integer, which the low bits then hold

@@ -15,19 +15,10 @@
 
 #include "compute/bfloat16.hpp"
 #include "simd/instruction_set.hpp"
+#include "tests/gaussian_words.hpp"
 
 namespace zipmoe {
 namespace {
-
-using Words = std::vector<uint16_t>;
-
-Words gaussian(uint64_t count, uint64_t seed, float mean = 0.0f, float deviation = 1.0f) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal(mean, deviation);
-  Words words(count);
-  for (uint16_t& word : words) word = float_to_bfloat16(normal(random));
-  return words;
-}
 
 struct Case {
   AttentionShape shape;

@@ -16,6 +16,17 @@ from zipmoe.hf.configuration import ZipMoEConfig
 PROMPTS = torch.tensor([[5, 9, 31, 77, 120], [7, 7, 200, 41, 6], [18, 64, 3, 240, 99]])
 
 
+def take_memory(engine: Any, slots: int = 0) -> None:
+    """Account for memory that is not there, as much as the budget allows with that many slots in the first class."""
+    taken = 0
+    for step in (1 << power for power in reversed(range(8, 44))):
+        with contextlib.suppress(BudgetExceededError):
+            engine.account("taken by the test", taken + step)
+            if engine._native.size_classes[0][1] >= slots:
+                taken += step
+    engine.account("taken by the test", taken)
+
+
 def load(packed: Any, look_ahead: bool, *, slots: int = 5, mode: str = "exact", **arguments: Any) -> Any:
     """The model with few slots for experts."""
     early = arguments.pop("early_routing", True)
@@ -24,13 +35,7 @@ def load(packed: Any, look_ahead: bool, *, slots: int = 5, mode: str = "exact", 
         model = packed.load(quantization_config=settings, **arguments)
     engine = model.zipmoe_engine
     (size,) = {size for size, _ in engine._native.size_classes}
-    taken = 0
-    for step in (1 << power for power in reversed(range(8, 44))):
-        with contextlib.suppress(BudgetExceededError):
-            engine.account("taken by the test", taken + step)
-            if engine._native.size_classes[0][1] >= slots:
-                taken += step
-    engine.account("taken by the test", taken)
+    take_memory(engine, slots)
     assert engine._native.size_classes == [(size, slots)]
     return model
 
