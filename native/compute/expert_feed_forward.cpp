@@ -24,6 +24,13 @@ void append_tasks(std::vector<RowTask>& tasks, size_t expert, uint64_t rows, uin
   }
 }
 
+// Rows per task of the first matrices: whole blocks of the gate's kernel where there is room for one, as a block that
+// is not full takes as long as one that is. `share`: matrices that have such a row.
+uint64_t activated_rows_per_task(uint64_t group_bytes, uint64_t tokens, uint64_t share) {
+  const uint64_t rows = std::min(rows_per_task(group_bytes, tokens), kTaskRowsMax / share);
+  return rows < simd::kGateBlock ? rows : rows / simd::kGateBlock * simd::kGateBlock;
+}
+
 // One expert of a step: its inputs, and its intermediate vectors, which are the inputs of `down`.
 class Work {
  public:
@@ -135,9 +142,8 @@ void compute_experts(std::span<const ExpertFeedForward> experts, const GatedActi
     check(expert, activation);
     // Twice the weights belong to an intermediate row with a gate.
     const uint64_t share = activation.layout == GateLayout::none ? 1 : 2;
-    append_tasks(
-        first, work.size(), expert.down.matrix.shape().columns,
-        std::min(rows_per_task(share * expert.first.matrix.group_bytes(), expert.tokens), kTaskRowsMax / share));
+    append_tasks(first, work.size(), expert.down.matrix.shape().columns,
+                 activated_rows_per_task(share * expert.first.matrix.group_bytes(), expert.tokens, share));
     append_tasks(down, work.size(), expert.down.matrix.shape().rows,
                  rows_per_task(expert.down.matrix.group_bytes(), expert.tokens));
     work.emplace_back(expert, activation);

@@ -116,8 +116,6 @@ ZIPMOE_ACTIVATION_CODE inline __attribute__((always_inline)) float activated(con
   return x;
 }
 
-constexpr uint64_t kGateBlock = 32;
-
 // kGateBlock values. `function` and `gated` are constants of each caller.
 ZIPMOE_ACTIVATION_CODE inline __attribute__((always_inline)) void gate_block(const GateRun& run, const float* gate,
                                                                              const float* up, uint16_t* out,

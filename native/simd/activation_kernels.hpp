@@ -30,6 +30,9 @@ struct GateRun {
   bool rounds_between;
 };
 
+// Values that a kernel computes at once: what is less takes as long.
+constexpr uint64_t kGateBlock = 32;
+
 using Gate = void (*)(const GateRun& run);
 
 void gate_scalar(const GateRun& run);

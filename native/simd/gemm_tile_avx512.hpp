@@ -73,8 +73,9 @@ ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_tile(cons
   }
   const uint16_t* weights = rows.weights;
   const uint16_t* x = inputs.x;
+  Upcoming next = upcoming;  // in registers
   for (uint64_t block = 0; block < rows.blocks; ++block, weights += kFourRowsBlock, x += kFx3BlockWeights) {
-    upcoming.fetch();
+    next.fetch();
 #pragma GCC unroll 2
     for (uint64_t half = 0; half < kFx3BlockWeights; half += 32) {
       __m512bh w[kFx3GroupRows];
@@ -92,6 +93,7 @@ ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_tile(cons
       }
     }
   }
+  upcoming = next;
   store_sums(sums, output, tokens);
 }
 
