@@ -14,6 +14,21 @@ namespace {
 constexpr uint64_t kBlockBytes = kFx3GroupRows * kFx3RecordBytes;
 constexpr uint64_t kPrefetchBytes = 12 * kBlockBytes;  // as in fx3_gemv_avx512.cpp
 
+// One block of a group's rows. `guarded` is a constant of each caller.
+ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void unpack_block(const Fx3Constants512& constants,
+                                                                           const uint8_t* record,
+                                                                           const uint8_t*& exception,
+                                                                           const uint8_t* exceptions_end,
+                                                                           uint16_t* weights, const bool guarded) {
+#pragma GCC unroll 4
+  for (uint64_t row = 0; row < kFx3GroupRows; ++row, record += kFx3RecordBytes, weights += kFx3BlockWeights) {
+    const Fx3Weights512 unpacked = decode_record(constants, record, exception);
+    if (guarded && exception > exceptions_end) exception = exceptions_end;
+    _mm512_store_si512(weights, unpacked.first);
+    _mm512_store_si512(weights + 32, unpacked.second);
+  }
+}
+
 }  // namespace
 
 ZIPMOE_AVX512_CODE void fx3_unpack_avx512(const Fx3GemvRun& run, uint16_t* weights) {
@@ -24,17 +39,14 @@ ZIPMOE_AVX512_CODE void fx3_unpack_avx512(const Fx3GemvRun& run, uint16_t* weigh
     uint32_t index;
     __builtin_memcpy(&index, run.index + sizeof index * group, sizeof index);
     const uint8_t* exception = run.exceptions + (index < run.exception_count ? index : run.exception_count);
-    for (uint64_t block = 0; block < run.blocks; ++block) {
-      // Near the end of the exceptions: stay inside whatever the records say.
-      const bool guarded = (uint64_t)(exceptions_end - exception) < kFx3EscapesPerBlockMax;
+    for (uint64_t block = 0; block < run.blocks; ++block, record += kBlockBytes, weights += kFourRowsBlock) {
 #pragma GCC unroll 6
       for (uint64_t byte = 0; byte < kBlockBytes; byte += 64) __builtin_prefetch(record + kPrefetchBytes + byte);
-#pragma GCC unroll 4
-      for (uint64_t row = 0; row < kFx3GroupRows; ++row, record += kFx3RecordBytes, weights += kFx3BlockWeights) {
-        const Fx3Weights512 unpacked = decode_record(constants, record, exception);
-        if (__builtin_expect(guarded, 0) && exception > exceptions_end) exception = exceptions_end;
-        _mm512_store_si512(weights, unpacked.first);
-        _mm512_store_si512(weights + 32, unpacked.second);
+      // Near the end of the exceptions: stay inside whatever the records say.
+      if (__builtin_expect((uint64_t)(exceptions_end - exception) < kFx3EscapesPerBlockMax, 0)) {
+        unpack_block(constants, record, exception, exceptions_end, weights, true);
+      } else {
+        unpack_block(constants, record, exception, exceptions_end, weights, false);
       }
     }
   }
