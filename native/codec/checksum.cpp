@@ -43,9 +43,7 @@ Xxh3Stream::Xxh3Stream() noexcept {
   XXH3_64bits_reset(state);
 }
 
-void Xxh3Stream::update(std::span<const uint8_t> bytes) noexcept {
-  zipmoe::update(state_in(state_), bytes);
-}
+void Xxh3Stream::update(std::span<const uint8_t> bytes) noexcept { zipmoe::update(state_in(state_), bytes); }
 
 uint64_t Xxh3Stream::digest() const noexcept { return XXH3_64bits_digest(state_in(state_)); }
 
