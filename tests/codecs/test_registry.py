@@ -95,9 +95,11 @@ def test_large_matrices_get_more_shards() -> None:
 def test_checksum_equals_the_reference_implementation() -> None:
     assert _native.xxh3_64(np.zeros(0, np.uint8)) == 0x2D06800538D394C2
     assert _native.xxh3_64(np.frombuffer(b"abc", np.uint8)) == 0x78AF5F94892F3950
-    data = np.random.default_rng(0).integers(0, 256, 100_000, dtype=np.uint8)
+    data = np.random.default_rng(0).integers(0, 256, 3_000_001, dtype=np.uint8)
     xxhash = pytest.importorskip("xxhash")
-    assert _native.xxh3_64(data) == xxhash.xxh3_64_intdigest(data.tobytes())
+    for begin, length in ((0, 240), (1, 4096), (0, 65_535), (0, 65_536), (3, 65_537), (7, 100_000), (1, 3_000_000)):
+        part = data[begin : begin + length]
+        assert _native.xxh3_64(part) == xxhash.xxh3_64_intdigest(part.tobytes()), (begin, length)
 
 
 def test_instruction_sets() -> None:
