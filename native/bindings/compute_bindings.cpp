@@ -68,7 +68,7 @@ void run_gemv(const WeightMatrix& matrix, const Words& x, const Output& out, Com
   const GemvOutput output = output_of(out, x.shape(0), shape.rows);
   const simd::GemvKernels& kernels = simd::gemv_kernels(instruction_set_or_best(instruction_set));
   nb::gil_scoped_release unlocked;
-  const TokenInputs inputs(x.data(), x.shape(0), shape.columns, shape.columns);
+  const TokenInputs inputs({x.data(), shape.columns}, x.shape(0), shape.columns, threads);
   gemv(projection, inputs, output, threads, kernels);
 }
 
@@ -108,8 +108,7 @@ ExpertFeedForward expert_of(const ExpertTuple& tuple) {
       .first = projection_of(matrices.front()),
       .up = std::nullopt,
       .down = down,
-      .x = x.data(),
-      .x_stride = x.shape(1),
+      .x = {x.data(), x.shape(1)},
       .tokens = tokens,
       .output = output_of(out, tokens, down.matrix.shape().rows),
   };

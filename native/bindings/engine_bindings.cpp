@@ -135,21 +135,19 @@ void feed_forward(const ProcessBoundEngine& self, uint32_t record, const ExpertN
   self.get().feed_forward(record, network, rows_of(x), {out.data(), out.size()});
 }
 
-// One request from its beginning to its end: the rows offsets[i] .. offsets[i + 1] - 1 of x go through the network of
-// records[i], experts in the order in which they become resident. `begun`: begin_request() was called with these
-// records and tokens before.
+// One request from its beginning to its end: compute(record, first row, rows) for each expert, in the order in which
+// they become resident; the i-th has tokens[i] of the rows, behind those of the ones before. `begun`: begin_request()
+// was called with these records and tokens before.
+template <typename Compute>
 void run_request(const ProcessBoundEngine& self, const std::vector<uint32_t>& records,
-                 const std::vector<uint32_t>& tokens, const ExpertNetwork& network, const BFloat16Rows& x,
-                 std::span<uint16_t> out, bool begun) {
+                 const std::vector<uint32_t>& tokens, uint64_t rows, bool begun, const Compute& compute) {
   if (tokens.size() != records.size()) throw std::invalid_argument("every expert needs its number of rows");
   std::vector<uint64_t> offsets{0};
   for (const uint32_t count : tokens) offsets.push_back(offsets.back() + count);
-  if (x.rows == 0 || x.rows != offsets.back() || out.size() % x.rows != 0) {
+  if (rows == 0 || rows != offsets.back()) {
     throw std::invalid_argument("inputs and outputs have one row for every token of every expert");
   }
   Engine& engine = self.get();
-  const uint64_t columns = x.values.size() / x.rows;
-  const uint64_t out_columns = out.size() / x.rows;
   struct Request {
     Engine& engine;
     ~Request() {
@@ -170,11 +168,7 @@ void run_request(const ProcessBoundEngine& self, const std::vector<uint32_t>& re
         const RequestStep step = engine.next_expert(kWaitSlice);
         if (step.kind == RequestStep::Kind::finished) return;
         if (step.kind == RequestStep::Kind::waiting) break;
-        const uint64_t begin = offsets[step.position];
-        const uint64_t count = tokens[step.position];
-        engine.feed_forward(records[step.position], network,
-                            {x.values.subspan(begin * columns, count * columns), count},
-                            out.subspan(begin * out_columns, count * out_columns));
+        compute(records[step.position], offsets[step.position], tokens[step.position]);
       }
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -185,7 +179,12 @@ void feed_forward_request(const ProcessBoundEngine& self, const std::vector<uint
                           const std::vector<uint32_t>& tokens, const ExpertNetwork& network, Words2 x, OutWords2 out,
                           bool begun) {
   if (x.shape(0) != out.shape(0)) throw std::invalid_argument("inputs and outputs have the same number of rows");
-  run_request(self, records, tokens, network, rows_of(x), {out.data(), out.size()}, begun);
+  const uint64_t columns = x.shape(1);
+  const uint64_t out_columns = out.shape(1);
+  run_request(self, records, tokens, x.shape(0), begun, [&](uint32_t record, uint64_t first, uint64_t rows) {
+    self.get().feed_forward(record, network, BFloat16Rows{{x.data() + first * columns, rows * columns}, rows},
+                            {out.data() + first * out_columns, rows * out_columns});
+  });
 }
 
 // The same for whole tokens: row t of x [tokens, hidden] goes to its top_k experts, and row t of out is the sum of
@@ -197,19 +196,20 @@ void sparse_step(const ProcessBoundEngine& self, const std::vector<uint32_t>& re
   if (weights.shape(0) != x.shape(0) || out.shape(0) != x.shape(0)) {
     throw std::invalid_argument("inputs, weights and outputs have one row for every token");
   }
-  const uint64_t rows = positions.size();
-  std::vector<uint16_t> inputs;
-  std::vector<uint16_t> outputs;
+  const uint64_t columns = out.shape(1);
+  std::vector<uint64_t> tokens_of_rows;
   {
     nb::gil_scoped_release release;
-    terms.check(x.shape(0), x.shape(1), out.shape(1));
-    inputs.resize(rows * x.shape(1));
-    outputs.resize(rows * out.shape(1));
-    terms.gather(x.data(), x.shape(1), inputs.data());
+    terms.check(x.shape(0), x.shape(1), columns);
+    tokens_of_rows = terms.tokens_of_rows();
   }
-  run_request(self, records, tokens, network, {inputs, rows}, {outputs.data(), outputs.size()}, begun);
+  ScratchPool::Lease outputs(self.get().output_memory(), positions.size() * columns);
+  run_request(self, records, tokens, positions.size(), begun, [&](uint32_t record, uint64_t first, uint64_t rows) {
+    self.get().feed_forward(record, network, SelectedRows{rows_of(x), std::span(tokens_of_rows).subspan(first, rows)},
+                            {outputs.values() + first * columns, rows * columns});
+  });
   nb::gil_scoped_release release;
-  terms.combine(outputs.data(), out.shape(1), out.data());
+  self.get().combine(terms, outputs.values(), columns, out.data());
 }
 
 using ArenaArray = nb::ndarray<nb::numpy, uint16_t, nb::ndim<1>>;

@@ -179,7 +179,7 @@ void small_linear(Words2 weights, Words2 x, OutWords2 out, const BiasWords& bias
                               bias ? bias->data() : nullptr};
   ComputeThreads caller_only(1);
   const UnlockedIfLong unlocked(x.shape(0) * weights.size());
-  gemv(projection, TokenInputs(x.data(), x.shape(0), shape.columns, shape.columns),
+  gemv(projection, TokenInputs({x.data(), shape.columns}, x.shape(0), shape.columns, caller_only),
        {.bfloat16 = out.data(), .stride = shape.rows}, caller_only, simd::gemv_kernels(best_instruction_set()));
 }
 

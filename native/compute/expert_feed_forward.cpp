@@ -34,11 +34,11 @@ uint64_t activated_rows_per_task(uint64_t group_bytes, uint64_t tokens, uint64_t
 // One expert of a step: its inputs, and its intermediate vectors, which are the inputs of `down`.
 class Work {
  public:
-  Work(const ExpertFeedForward& expert, const GatedActivation& activation)
+  Work(const ExpertFeedForward& expert, const GatedActivation& activation, ComputeThreads& threads)
       : expert_(expert),
         activation_(activation),
-        inputs_(expert.x, expert.tokens, expert.first.matrix.shape().columns, expert.x_stride),
-        intermediate_(expert.tokens, expert.down.matrix.shape().columns) {}
+        inputs_(expert.x, expert.tokens, expert.first.matrix.shape().columns, threads),
+        intermediate_(expert.tokens, expert.down.matrix.shape().columns, threads.scratch()) {}
 
   void activate_rows(uint64_t begin, uint64_t end, const simd::GemvKernels& kernels, ScratchPool& scratch) {
     TaskSums first;
@@ -146,7 +146,7 @@ void compute_experts(std::span<const ExpertFeedForward> experts, const GatedActi
                  activated_rows_per_task(share * expert.first.matrix.group_bytes(), expert.tokens, share));
     append_tasks(down, work.size(), expert.down.matrix.shape().rows,
                  rows_per_task(expert.down.matrix.group_bytes(), expert.tokens));
-    work.emplace_back(expert, activation);
+    work.emplace_back(expert, activation, threads);
   }
   threads.run(static_cast<uint32_t>(first.size()), [&](uint32_t task) {
     work[first[task].expert].activate_rows(first[task].row_begin, first[task].row_end, kernels, threads.scratch());

@@ -17,8 +17,7 @@ struct ExpertFeedForward {
   std::optional<Projection> up;
   Projection down;
 
-  const uint16_t* x;  // BF16 [tokens][hidden]
-  uint64_t x_stride;
+  TokenRows x;  // BF16 [..][hidden], of which `tokens` are taken
   uint64_t tokens;
   GemvOutput output;
 };

@@ -4,8 +4,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "compute/bfloat16.hpp"
-
 namespace zipmoe {
 
 void ExpertTerms::check(uint64_t tokens, uint64_t columns, uint64_t out_columns) const {
@@ -22,26 +20,30 @@ void ExpertTerms::check(uint64_t tokens, uint64_t columns, uint64_t out_columns)
   }
 }
 
-void ExpertTerms::gather(const uint16_t* x, uint64_t columns, uint16_t* rows) const {
-  for (const int64_t position : positions) {
-    std::copy_n(x + static_cast<uint64_t>(position) / top_k * columns, columns, rows);
-    rows += columns;
-  }
+std::vector<uint64_t> ExpertTerms::tokens_of_rows() const {
+  std::vector<uint64_t> tokens;
+  tokens.reserve(positions.size());
+  for (const int64_t position : positions) tokens.push_back(static_cast<uint64_t>(position) / top_k);
+  return tokens;
 }
 
-void ExpertTerms::combine(const uint16_t* outputs, uint64_t columns, uint16_t* out) const {
-  std::vector<uint64_t> row_of(positions.size());
-  for (uint64_t row = 0; row < positions.size(); ++row) row_of[static_cast<uint64_t>(positions[row])] = row;
-  std::vector<float> sums(columns);
-  for (uint64_t token = 0; token < positions.size() / top_k; ++token) {
-    std::fill(sums.begin(), sums.end(), 0.0f);
-    for (uint64_t j = token * top_k; j < (token + 1) * top_k; ++j) {
-      const uint16_t* output = outputs + row_of[j] * columns;
-      const float weight = weights[j];
-      for (uint64_t i = 0; i < columns; ++i) sums[i] += weight * bfloat16_to_float(output[i]);
-    }
-    for (uint64_t i = 0; i < columns; ++i) out[token * columns + i] = float_to_bfloat16(sums[i]);
+void ExpertTerms::combine(const uint16_t* outputs, uint64_t columns, uint16_t* out, simd::WeightedSum kernel,
+                          ComputeThreads& threads) const {
+  std::vector<const uint16_t*> rows(positions.size());  // in the order of the weights
+  for (const int64_t position : positions) {
+    rows[static_cast<uint64_t>(position)] = outputs;
+    outputs += columns;
   }
+  constexpr uint64_t task_values = 1 << 16;  // fewer are summed faster than another thread hears of them
+  const uint64_t tokens = positions.size() / top_k;
+  const uint64_t task_tokens = std::max<uint64_t>(1, task_values / (top_k * columns));
+  threads.run(static_cast<uint32_t>((tokens + task_tokens - 1) / task_tokens), [&](uint32_t task) {
+    const uint64_t end = std::min(tokens, (task + 1) * task_tokens);
+    for (uint64_t token = task * task_tokens; token < end; ++token) {
+      const uint64_t first = token * top_k;
+      kernel({rows.data() + first, weights.data() + first, top_k, columns}, out + token * columns);
+    }
+  });
 }
 
 }  // namespace zipmoe

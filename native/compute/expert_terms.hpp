@@ -2,6 +2,10 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <vector>
+
+#include "compute/compute_threads.hpp"
+#include "simd/weighted_sum_kernels.hpp"
 
 namespace zipmoe {
 
@@ -13,11 +17,12 @@ struct ExpertTerms {
   // Throws std::invalid_argument unless these are the positions of so many tokens, and rows of both sides are not
   // empty.
   void check(uint64_t tokens, uint64_t columns, uint64_t out_columns) const;
-  // rows[i] = x[positions[i] / top_k]; BF16 [..][columns].
-  void gather(const uint16_t* x, uint64_t columns, uint16_t* rows) const;
+  // The token that each of the experts' rows belongs to.
+  std::vector<uint64_t> tokens_of_rows() const;
   // out[t] = sum over j < top_k, in order, of weight times output, in fp32, rounded to BF16 at the end.
   // outputs: BF16 [positions][columns], out: [tokens][columns].
-  void combine(const uint16_t* outputs, uint64_t columns, uint16_t* out) const;
+  void combine(const uint16_t* outputs, uint64_t columns, uint16_t* out, simd::WeightedSum kernel,
+               ComputeThreads& threads) const;
 };
 
 }  // namespace zipmoe

@@ -60,8 +60,8 @@ void route(const WeightMatrix& matrix, const RouterFormula& formula, const uint1
   const auto [experts, columns] = matrix.shape();
   if (formula.top_k == 0 || formula.top_k > experts) throw std::invalid_argument("so many experts are not there");
   ComputeThreads caller_only(1);
-  gemv({.matrix = matrix}, TokenInputs(x, rows, columns, columns), {.bfloat16 = out.logits, .stride = experts},
-       caller_only, kernels);
+  const TokenInputs inputs({x, columns}, rows, columns, caller_only);
+  gemv({.matrix = matrix}, inputs, {.bfloat16 = out.logits, .stride = experts}, caller_only, kernels);
   std::vector<float> scores(experts);
   std::vector<Candidate> candidates(experts);
   for (uint64_t row = 0; row < rows; ++row) {

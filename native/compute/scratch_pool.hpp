@@ -1,43 +1,60 @@
-// Memory for what a task needs while it runs, kept for the next one.
+// Memory for what a task or a step needs while it runs, kept for the next one.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 namespace zipmoe {
 
-// Has as many buffers as were ever used at once, each as large as the most that was asked of it. Safe for any threads.
+// Lends the smallest buffer that is large enough. Keeps as many as were ever used at once, but no more than kKeptBytes
+// of them: what a very long prompt needs goes back to the system. Safe for any threads.
 class ScratchPool {
   struct alignas(64) Line {
     uint16_t values[32];
   };
+  struct Buffer {
+    std::unique_ptr<Line[]> lines;
+    uint64_t count = 0;
+
+    uint64_t bytes() const { return count * sizeof(Line); }
+  };
 
  public:
-  // Gives its buffer back at its end.
+  static constexpr uint64_t kKeptBytes = 16 << 20;
+
+  // Gives its buffer back at its end, when the pool must still be there.
   class Lease {
    public:
     // Of `values` 16-bit values, whose contents are arbitrary.
-    Lease(ScratchPool& pool, uint64_t values) : pool_(pool), lines_(pool.take(values)) {}
-    ~Lease() { pool_.give_back(std::move(lines_)); }
+    Lease(ScratchPool& pool, uint64_t values) : pool_(&pool), buffer_(pool.take(values)) {}
+    Lease(Lease&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)), buffer_(std::move(other.buffer_)) {}
+    ~Lease() {
+      if (pool_ != nullptr) pool_->give_back(std::move(buffer_));
+    }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
+    Lease& operator=(Lease&&) = delete;
 
-    const uint16_t* values() const { return lines_.data()->values; }
-    uint16_t* values() { return lines_.data()->values; }  // 64-byte aligned
+    const uint16_t* values() const { return buffer_.lines.get()->values; }
+    uint16_t* values() { return buffer_.lines.get()->values; }  // 64-byte aligned
 
    private:
-    ScratchPool& pool_;
-    std::vector<Line> lines_;
+    ScratchPool* pool_;
+    Buffer buffer_;
   };
 
- private:
-  std::vector<Line> take(uint64_t values);
-  void give_back(std::vector<Line> lines) noexcept;
+  uint64_t kept_bytes() const;
 
-  std::mutex mutex_;
-  uint64_t buffers_ = 0;
-  std::vector<std::vector<Line>> free_;  // the one that was used last at the end
+ private:
+  Buffer take(uint64_t values);
+  void give_back(Buffer buffer) noexcept;
+
+  mutable std::mutex mutex_;
+  uint64_t buffers_ = 0;  // lent and kept ones
+  uint64_t kept_bytes_ = 0;
+  std::vector<Buffer> free_;  // by size, smallest first
 };
 
 }  // namespace zipmoe

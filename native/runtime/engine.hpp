@@ -18,6 +18,8 @@
 #include "cache/policy_replay.hpp"
 #include "cache/pool_memory.hpp"
 #include "compute/expert_feed_forward.hpp"
+#include "compute/expert_terms.hpp"
+#include "compute/scratch_pool.hpp"
 #include "io/reader_choice.hpp"
 #include "runtime/dense_records.hpp"
 #include "runtime/dense_steps.hpp"
@@ -66,6 +68,12 @@ struct BFloat16Rows {
 
   // Throws std::invalid_argument unless there are rows, all of the same length.
   uint64_t columns() const;
+};
+
+// Some rows of others, in any order, as often as wanted.
+struct SelectedRows {
+  BFloat16Rows from;
+  std::span<const uint64_t> numbers;
 };
 
 // Which matrices of an expert's record are the feed-forward network's, and what lies between them.
@@ -150,6 +158,12 @@ class Engine {
                 std::span<uint16_t> out);
   // The feed-forward network of the expert that the open request handed out last: out BF16 [x.rows][rows of down].
   void feed_forward(RecordIndex record, const ExpertNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out);
+  // The same for some rows, which are gathered: out BF16 [x.numbers.size()][rows of down].
+  void feed_forward(RecordIndex record, const ExpertNetwork& network, const SelectedRows& x, std::span<uint16_t> out);
+  // The weighted sums of experts' outputs (ExpertTerms::combine).
+  void combine(const ExpertTerms& terms, const uint16_t* outputs, uint64_t columns, uint16_t* out);
+  // For the outputs of a request. As long lived as the engine, closed or not.
+  ScratchPool& output_memory() { return output_memory_; }
 
   // Parts of a decoder layer with dense matrices only. Results do not depend on the number of sequences either.
   //
@@ -224,6 +238,13 @@ class Engine {
     uint16_t* out;     // BF16 [rows of x][columns]
     uint64_t columns;  // rows of the matrix
   };
+  struct NetworkInputs {
+    TokenRows rows;
+    uint64_t count;
+    uint64_t columns;
+  };
+  void feed_rows_forward(RecordIndex record, const ExpertNetwork& network, const NetworkInputs& x,
+                         std::span<uint16_t> out);
   void mix_values(const AttentionLayer& layer, const ProjectedTokens& tokens, const RotaryPositions& positions,
                   const KeyValueCache& cache, uint16_t* out);
   void multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std::vector<DenseProduct>& products,
@@ -253,6 +274,7 @@ class Engine {
   std::vector<RecordIndex> requested_;  // by the request that is open, or was the last one
   bool handed_out_any_ = false;         // by it
   EngineCounters counters_;
+  ScratchPool output_memory_;
   std::string io_mode_;
   std::string fallback_reason_;
   std::string uring_refusal_;

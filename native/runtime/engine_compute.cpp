@@ -6,15 +6,6 @@
 #include "runtime/stopwatch.hpp"
 
 namespace zipmoe {
-namespace {
-
-void require_rows(const BFloat16Rows& x, uint64_t columns, std::span<uint16_t> out, uint64_t out_columns) {
-  if (x.values.size() != x.rows * columns || x.rows == 0) throw std::invalid_argument("the input has another shape");
-  if (out.size() != x.rows * out_columns) throw std::invalid_argument("the output has another shape");
-}
-
-}  // namespace
-
 uint64_t BFloat16Rows::columns() const {
   if (rows == 0 || values.size() % rows != 0) throw std::invalid_argument("the input has another shape");
   return values.size() / rows;
@@ -46,29 +37,51 @@ void Engine::multiply(std::span<const RecordIndex> blocks, const BFloat16Rows& x
                    simd::gemv_kernels(options_.instruction_set));
 }
 
-void Engine::feed_forward(RecordIndex record, const ExpertNetwork& network, const BFloat16Rows& x,
-                          std::span<uint16_t> out) {
+void Engine::feed_rows_forward(RecordIndex record, const ExpertNetwork& network, const NetworkInputs& x,
+                               std::span<uint16_t> out) {
   std::lock_guard lock(mutex_);
   require_open();
   const WeightMatrix first = weight_matrix(record, network.first);
   std::optional<Projection> up;
   if (network.up) up = Projection{.matrix = weight_matrix(record, *network.up)};
   const WeightMatrix down = weight_matrix(record, network.down);
-  const uint64_t hidden = first.shape().columns;
   const uint64_t out_columns = down.shape().rows;
-  require_rows(x, hidden, out, out_columns);
+  if (x.columns != first.shape().columns) throw std::invalid_argument("the input has another shape");
+  if (out.size() != x.count * out_columns) throw std::invalid_argument("the output has another shape");
   const Stopwatch stopwatch(counters_.compute_seconds);
-  const simd::GemvKernels& kernels = simd::gemv_kernels(options_.instruction_set);
   const ExpertFeedForward expert{
       .first = {.matrix = first},
       .up = up,
       .down = {.matrix = down},
-      .x = x.values.data(),
-      .x_stride = hidden,
-      .tokens = x.rows,
+      .x = x.rows,
+      .tokens = x.count,
       .output = {.bfloat16 = out.data(), .stride = out_columns},
   };
-  compute_experts({&expert, 1}, network.activation, *compute_threads_, kernels);
+  compute_experts({&expert, 1}, network.activation, *compute_threads_, simd::gemv_kernels(options_.instruction_set));
+}
+
+void Engine::feed_forward(RecordIndex record, const ExpertNetwork& network, const BFloat16Rows& x,
+                          std::span<uint16_t> out) {
+  const uint64_t columns = x.columns();
+  feed_rows_forward(record, network, {{x.values.data(), columns}, x.rows, columns}, out);
+}
+
+void Engine::feed_forward(RecordIndex record, const ExpertNetwork& network, const SelectedRows& x,
+                          std::span<uint16_t> out) {
+  const uint64_t columns = x.from.columns();
+  for (const uint64_t number : x.numbers) {
+    if (number >= x.from.rows) throw std::invalid_argument("the input does not have so many rows");
+  }
+  feed_rows_forward(record, network, {{x.from.values.data(), columns, x.numbers.data()}, x.numbers.size(), columns},
+                    out);
+}
+
+void Engine::combine(const ExpertTerms& terms, const uint16_t* outputs, uint64_t columns, uint16_t* out) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  require_compute_threads();
+  const Stopwatch stopwatch(counters_.compute_seconds);
+  terms.combine(outputs, columns, out, simd::weighted_sum(options_.instruction_set), *compute_threads_);
 }
 
 }  // namespace zipmoe

@@ -79,7 +79,8 @@ void Engine::multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std
     for (const Projection& block : matrices.back()) rows += block.matrix.shape().rows;
     if (rows != product.columns) throw std::invalid_argument("a matrix has another number of rows");
   }
-  const TokenInputs inputs(x.values.data(), x.rows, columns, columns);
+  require_compute_threads();
+  const TokenInputs inputs({x.values.data(), columns}, x.rows, columns, *compute_threads_);
   std::vector<JointProduct> joint;
   for (size_t i = 0; i < products.size(); ++i) {
     uint16_t* to = products[i].out;
@@ -121,8 +122,7 @@ void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& 
       .first = gate.front(),
       .up = up.front(),
       .down = down.front(),
-      .x = x.values.data(),
-      .x_stride = hidden,
+      .x = {x.values.data(), hidden},
       .tokens = x.rows,
       .output = {.bfloat16 = out.data(), .stride = out_columns},
   };

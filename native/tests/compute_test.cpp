@@ -48,7 +48,7 @@ std::vector<uint32_t> product(const WeightMatrix& matrix, const Words& x, uint64
   const MatrixShape shape = matrix.shape();
   std::vector<float> sums(tokens * shape.rows);
   ComputeThreads pool(threads);
-  const TokenInputs inputs(x.data(), tokens, shape.columns, shape.columns);
+  const TokenInputs inputs({x.data(), shape.columns}, tokens, shape.columns, pool);
   gemv({.matrix = matrix}, inputs, {.float32 = sums.data(), .stride = shape.rows}, pool,
        simd::gemv_kernels(instruction_set));
   std::vector<uint32_t> bits(sums.size());
@@ -140,8 +140,7 @@ void test_experts() {
               .first = {.matrix = WeightMatrix::fx3(packed, {rows, hidden}), .bias = bias.data()},
               .up = std::nullopt,
               .down = {.matrix = WeightMatrix::bfloat16(down, {hidden, intermediate})},
-              .x = x.data(),
-              .x_stride = hidden,
+              .x = {x.data(), hidden},
               .tokens = tokens,
               .output = {.bfloat16 = out.data(), .stride = hidden},
           };
@@ -201,17 +200,65 @@ void test_several_callers_take_turns() {
 
 void test_scratch_is_used_again() {
   ScratchPool pool;
-  uint16_t* large;
+  const uint16_t* small;
+  const uint16_t* large;
   {
     ScratchPool::Lease first(pool, 1000);
     ScratchPool::Lease second(pool, 10);
     large = first.values();
-    assert(large != second.values());
-    assert(reinterpret_cast<uintptr_t>(large) % 64 == 0 && reinterpret_cast<uintptr_t>(second.values()) % 64 == 0);
-    std::fill(large, large + 1000, uint16_t{7});
+    small = second.values();
+    assert(reinterpret_cast<uintptr_t>(large) % 64 == 0 && reinterpret_cast<uintptr_t>(small) % 64 == 0);
+    std::fill(first.values(), first.values() + 1000, uint16_t{7});
   }
-  ScratchPool::Lease again(pool, 900);  // the one that was given back last
-  assert(again.values() == large);
+  const ScratchPool::Lease moderate(pool, 900);
+  assert(moderate.values() == large && moderate.values()[999] == 7);
+  ScratchPool::Lease little(pool, 10);
+  assert(little.values() == small);
+  const ScratchPool::Lease moved(std::move(little));
+  assert(moved.values() == small && pool.kept_bytes() == 0);
+}
+
+void test_scratch_is_bounded() {
+  constexpr uint64_t half = ScratchPool::kKeptBytes / 2 / sizeof(uint16_t);
+  ScratchPool pool;
+  {
+    const ScratchPool::Lease first(pool, half);
+    const ScratchPool::Lease second(pool, half / 2);
+    const ScratchPool::Lease third(pool, half);
+  }
+  assert(pool.kept_bytes() == ScratchPool::kKeptBytes / 4 * 3);  // the first one was given back last
+  {
+    const ScratchPool::Lease too_large(pool, 2 * half + 1);
+  }  // in the place of a smaller one
+  assert(pool.kept_bytes() == ScratchPool::kKeptBytes / 4);
+  const ScratchPool::Lease kept(pool, half / 2);
+  assert(pool.kept_bytes() == 0);
+}
+
+// Rows of any order, more than one task copies, next to columns that are no multiple of a block.
+void test_inputs_are_padded_with_zeros() {
+  constexpr uint64_t tokens = 301;
+  constexpr uint64_t stride = 160;
+  const Words x = gaussian(tokens * stride, 3, 1.0f);
+  std::vector<uint64_t> numbers(tokens);
+  for (uint64_t i = 0; i < tokens; ++i) numbers[i] = (7 * i + 5) % tokens;
+  for (const uint32_t count : {1u, 3u}) {
+    ComputeThreads threads(count);
+    for (const uint64_t columns : {uint64_t{1}, uint64_t{63}, uint64_t{64}, uint64_t{100}, uint64_t{160}}) {
+      {
+        ScratchPool::Lease dirt(threads.scratch(), tokens * 192);
+        std::fill(dirt.values(), dirt.values() + tokens * 192, uint16_t{0x7FC0});
+      }
+      TokenInputs inputs({x.data(), stride, numbers.data()}, tokens, columns, threads);
+      for (uint64_t token = 0; token < tokens; ++token) {
+        const simd::GemvInputs from = inputs.from(0, token, token + 1);
+        assert(from.x == inputs.row(token) && reinterpret_cast<uintptr_t>(from.x) % 64 == 0);
+        for (uint64_t i = 0; i < (columns + 63) / 64 * 64; ++i) {
+          assert(from.x[i] == (i < columns ? x[numbers[token] * stride + i] : 0));
+        }
+      }
+    }
+  }
 }
 
 void test_a_failing_task_is_reported() {
@@ -245,6 +292,8 @@ int main() {
   zipmoe::test_free_threads_take_the_tasks_of_a_busy_one();
   zipmoe::test_several_callers_take_turns();
   zipmoe::test_scratch_is_used_again();
+  zipmoe::test_scratch_is_bounded();
+  zipmoe::test_inputs_are_padded_with_zeros();
   zipmoe::test_a_failing_task_is_reported();
   std::puts("compute_test: all passed");
 }

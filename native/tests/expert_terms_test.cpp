@@ -2,10 +2,13 @@
 // refused.
 #include "compute/expert_terms.hpp"
 
+#include <algorithm>
 #include <limits>
+#include <random>
 #include <stdexcept>
 
 #include "compute/bfloat16.hpp"
+#include "simd/instruction_set.hpp"
 #include "tests/engine_test_support.hpp"
 
 namespace zipmoe {
@@ -27,13 +30,25 @@ struct Terms {
   ExpertTerms get() const { return {weights, positions, top_k}; }
 };
 
+// The same on every instruction set and any number of threads.
+Words combined(const Terms& terms, const Words& outputs, uint64_t columns) {
+  Words expected;
+  for (const InstructionSet each : supported_instruction_sets()) {
+    for (uint32_t count = 1; count <= 3; ++count) {
+      ComputeThreads threads(count);
+      Words out(terms.positions.size() / terms.top_k * columns);
+      terms.get().combine(outputs.data(), columns, out.data(), simd::weighted_sum(each), threads);
+      if (expected.empty()) expected = out;
+      CHECK(out == expected);
+    }
+  }
+  return expected;
+}
+
 void test_rows_are_those_of_their_tokens() {
   const Terms terms{std::vector<float>(6, 1.0f), {3, 0, 5, 4, 1, 2}, 2};
   terms.get().check(3, 2, 1);
-  const Words x = words({1, 2, 3, 4, 5, 6});
-  Words rows(12);
-  terms.get().gather(x.data(), 2, rows.data());
-  CHECK(rows == words({3, 4, 1, 2, 5, 6, 5, 6, 1, 2, 3, 4}));
+  CHECK(terms.get().tokens_of_rows() == (std::vector<uint64_t>{1, 0, 2, 2, 0, 1}));
 }
 
 void test_outputs_are_summed_in_the_order_of_the_choice() {
@@ -47,28 +62,50 @@ void test_outputs_are_summed_in_the_order_of_the_choice() {
                                8, 2,          // 4
                                large, 3,      // 1
                                5, 7});        // 3
-  Words out(4);
-  terms.get().combine(outputs.data(), 2, out.data());
-  CHECK(out == words({1.0f, 2.0f * 1 - 3 + 0.5f * 8, 5 + 0.25f * 8 + 4, 7 + 0.25f * 2 - 12}));
+  CHECK(combined(terms, outputs, 2) == words({1.0f, 2.0f * 1 - 3 + 0.5f * 8, 5 + 0.25f * 8 + 4, 7 + 0.25f * 2 - 12}));
 }
 
 void test_sums_are_rounded_once() {
   const Terms terms{{1.0f, 0x1p-8f, 0x1p-9f}, {0, 1, 2}, 3};
   const Words outputs = words({1, 1, 1});
-  Words out(1);
-  terms.get().combine(outputs.data(), 1, out.data());
-  CHECK(out == words({1.0f + 0x1p-7f}));  // 1 + 2^-8 alone is a tie, and would be rounded to 1
+  CHECK(combined(terms, outputs, 1) == words({1.0f + 0x1p-7f}));  // 1 + 2^-8 alone is a tie, and would be rounded to 1
 }
 
 void test_one_token_and_one_expert() {
   const Terms terms{{0.5f}, {0}, 1};
   terms.get().check(1, 3, 3);
-  const Words x = words({1, 2, 3});
-  Words rows(3), out(3);
-  terms.get().gather(x.data(), 3, rows.data());
-  CHECK(rows == x);
-  terms.get().combine(rows.data(), 3, out.data());
-  CHECK(out == words({0.5f, 1.0f, 1.5f}));
+  CHECK(terms.get().tokens_of_rows() == std::vector<uint64_t>{0});
+  CHECK(combined(terms, words({1, 2, 3}), 3) == words({0.5f, 1.0f, 1.5f}));
+}
+
+// Against sums of one value after the other: whole vectors and what is left of them, infinities and NaNs, more tokens
+// than one task has.
+void test_sums_are_the_same_bits_everywhere() {
+  constexpr uint64_t tokens = 300;
+  constexpr uint64_t top_k = 3;
+  std::mt19937_64 random(1);
+  Terms terms{{}, {}, top_k};
+  for (uint64_t i = 0; i < tokens * top_k; ++i) {
+    terms.weights.push_back(std::normal_distribution<float>()(random));
+    terms.positions.push_back(static_cast<int64_t>(i));
+  }
+  std::shuffle(terms.positions.begin(), terms.positions.end(), random);
+  for (const uint64_t columns : {uint64_t{1}, uint64_t{31}, uint64_t{32}, uint64_t{333}}) {
+    Words outputs(tokens * top_k * columns);
+    for (uint16_t& word : outputs) word = static_cast<uint16_t>(random());
+    Words expected(tokens * columns);
+    std::vector<uint64_t> row_of(tokens * top_k);
+    for (uint64_t row = 0; row < row_of.size(); ++row) row_of[static_cast<uint64_t>(terms.positions[row])] = row;
+    for (uint64_t i = 0; i < expected.size(); ++i) {
+      volatile float sum = 0.0f;  // nothing is contracted
+      for (uint64_t j = i / columns * top_k; j < (i / columns + 1) * top_k; ++j) {
+        const volatile float product = terms.weights[j] * bfloat16_to_float(outputs[row_of[j] * columns + i % columns]);
+        sum = sum + product;
+      }
+      expected[i] = float_to_bfloat16(sum);
+    }
+    CHECK(combined(terms, outputs, columns) == expected);
+  }
 }
 
 void test_what_does_not_fit_is_refused() {
@@ -102,6 +139,7 @@ int main() {
   zipmoe::test_outputs_are_summed_in_the_order_of_the_choice();
   zipmoe::test_sums_are_rounded_once();
   zipmoe::test_one_token_and_one_expert();
+  zipmoe::test_sums_are_the_same_bits_everywhere();
   zipmoe::test_what_does_not_fit_is_refused();
   std::puts("expert_terms_test: ok");
   return 0;

@@ -180,11 +180,11 @@ void test_large_logits_are_told_apart() {
 void test_joint_products() {
   const MatrixShape shapes[] = {{130, 192}, {1, 192}, {700, 192}};
   const Words x = gaussian(2 * 192, 5, 1.0f);
-  const TokenInputs inputs(x.data(), 2, 192, 192);
   for (const InstructionSet instruction_set : supported_instruction_sets()) {
     const auto& kernels = simd::gemv_kernels(instruction_set);
     for (const uint32_t count : {1u, 2u}) {
       ComputeThreads threads(count);
+      const TokenInputs inputs({x.data(), 192}, 2, 192, threads);
       std::vector<Words> matrices, biases, together, apart;
       std::vector<JointProduct> joint;
       for (const MatrixShape shape : shapes) {
@@ -200,7 +200,7 @@ void test_joint_products() {
       }
       joint_gemv(joint, inputs, threads, kernels);
       assert(together == apart);
-      const TokenInputs narrow(x.data(), 1, 191, 191);
+      const TokenInputs narrow({x.data(), 191}, 1, 191, threads);
       assert(refused([&] { joint_gemv(joint, narrow, threads, kernels); }));
     }
   }
