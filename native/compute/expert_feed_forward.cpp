@@ -99,14 +99,24 @@ class Work {
       const float* gate_values = gate.values + token * kTaskSumRows;
       const float* up_values = up.values + token * kTaskSumRows;
       if (gate.step == 1) {
-        activation_.apply(gate_values, up_values, end - begin, intermediate_.row(tokens.begin + token) + begin, kernel);
+        activate(tokens.begin + token, begin, end, gate_values, up_values, kernel);
         continue;
       }
       for (uint64_t i = 0; i < end - begin; ++i) {
         gates[i] = gate_values[gate.step * i];
         ups[i] = up_values[up.step * i];
       }
-      activation_.apply(gates.data(), ups.data(), end - begin, intermediate_.row(tokens.begin + token) + begin, kernel);
+      activate(tokens.begin + token, begin, end, gates.data(), ups.data(), kernel);
+    }
+  }
+
+  // Intermediate values [begin, end) of a token.
+  void activate(uint64_t token, uint64_t begin, uint64_t end, const float* gates, const float* ups, simd::Gate kernel) {
+    for (uint64_t done = begin; done < end;) {
+      const std::span<uint16_t> piece = intermediate_.piece(token, done);
+      const uint64_t count = std::min<uint64_t>(piece.size(), end - done);
+      activation_.apply(gates + (done - begin), ups + (done - begin), count, piece.data(), kernel);
+      done += count;
     }
   }
 

@@ -1,6 +1,9 @@
-// Inputs of tokens as the kernels want them: aligned, and padded with zeros to whole blocks of columns.
+// Inputs of tokens as the kernels want them: aligned, panel by panel (Fx3Layout), padded with zeros to whole blocks of
+// columns.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "compute/compute_threads.hpp"
 #include "compute/scratch_pool.hpp"
@@ -26,17 +29,27 @@ class TokenInputs {
 
   uint64_t tokens() const { return tokens_; }
   uint64_t columns() const { return columns_; }
-  uint16_t* row(uint64_t token) { return memory_.values() + token * stride_; }  // `columns` values
+  // Of a token, from a column on and as far as its panel goes.
+  std::span<uint16_t> piece(uint64_t token, uint64_t column) {
+    const uint64_t panel = column / panel_columns_;
+    const uint64_t end = std::min(columns_, (panel + 1) * panel_columns_);
+    uint16_t* values = memory_.values() + panel * panel_step_ + token * stride_;
+    return {values + (column - panel * panel_columns_), end - column};
+  }
 
-  // Of the tokens [begin, end) from a column on, which is a multiple of 64.
-  simd::GemvInputs from(uint64_t column, uint64_t begin, uint64_t end) const {
-    return {memory_.values() + begin * stride_ + column, stride_, end - begin};
+  // Of the tokens [begin, end), from a panel on.
+  simd::GemvInputs from(uint64_t panel, uint64_t begin, uint64_t end) const {
+    return {memory_.values() + panel * panel_step_ + begin * stride_, stride_, end - begin, panel_step_};
   }
 
  private:
+  void write(uint64_t token, const uint16_t* values);
+
   uint64_t tokens_;
   uint64_t columns_;
-  uint64_t stride_;
+  uint64_t panel_columns_;
+  uint64_t stride_;      // from one token to the next
+  uint64_t panel_step_;  // from one panel to the next
   ScratchPool::Lease memory_;
 };
 

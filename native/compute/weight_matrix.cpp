@@ -85,7 +85,7 @@ uint64_t WeightMatrix::multiply(const TokenInputs& inputs, TokenRange tokens, ui
   const auto fx3 = few ? kernels.fx3 : kernels.fx3_many;
   for (uint64_t panel = 0; panel < layout_.panels; ++panel) {
     simd::Fx3GemvRun run = fx3_run(panel, groups);
-    run.inputs = inputs.from(panel * layout_.panel_columns, tokens.begin, tokens.end);
+    run.inputs = inputs.from(panel, tokens.begin, tokens.end);
     run.sums = sums;
     run.sums_stride = stride;
     fx3(run);

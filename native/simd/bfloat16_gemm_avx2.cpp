@@ -29,7 +29,9 @@ ZIPMOE_AVX2_CODE __attribute__((noinline)) void multiply_groups(const BFloat16Ge
   AllLanes lanes;
   for (uint64_t first = 0; first < run.rows; first += kFx3GroupRows) {
     const uint64_t present = run.rows - first < kFx3GroupRows ? run.rows - first : kFx3GroupRows;
-    for (uint64_t panel = 0; panel < run.columns; panel += run.panel_columns) {
+    GemvInputs inputs = run.inputs;
+    const uint16_t* x = inputs.x;
+    for (uint64_t panel = 0; panel < run.columns; panel += run.panel_columns, x += inputs.panel_step) {
       const uint64_t end = run.columns - panel < run.panel_columns ? run.columns : panel + run.panel_columns;
       clear(lanes, run.inputs.tokens);
       for (uint64_t begin = panel; begin < end; begin += kColumnsAtOnce) {
@@ -43,7 +45,8 @@ ZIPMOE_AVX2_CODE __attribute__((noinline)) void multiply_groups(const BFloat16Ge
           for (uint64_t column = 0; column < kColumnsAtOnce; column += 32) __builtin_prefetch(next + column);
           steps = widen_columns(run.weights + from * run.columns + begin, columns, row, rows);
         }
-        multiply_all_tokens(rows, steps, {run.inputs.x + begin, run.inputs.stride, run.inputs.tokens}, lanes);
+        inputs.x = x + (begin - panel);
+        multiply_all_tokens(rows, steps, inputs, lanes);
       }
       add_panel(lanes, run.inputs.tokens, present, run.sums + first, run.sums_stride, panel > 0);
     }

@@ -30,7 +30,8 @@ ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_groups(const BFloat16
   const uint64_t tiles = tile_count(run.inputs.tokens);
   const uint64_t weight_count = run.rows * run.columns;
   for (uint64_t first = 0; first < run.rows; first += kFx3GroupRows) {
-    for (uint64_t begin = 0; begin < run.columns; begin += run.panel_columns) {
+    GemvInputs inputs = run.inputs;
+    for (uint64_t begin = 0; begin < run.columns; begin += run.panel_columns, inputs.x += inputs.panel_step) {
       const uint64_t width = run.columns - begin < run.panel_columns ? run.columns - begin : run.panel_columns;
       const uint64_t blocks = (width + kFx3BlockWeights - 1) / kFx3BlockWeights;
       for (uint64_t row = 0; row < kFx3GroupRows; ++row) {
@@ -42,8 +43,7 @@ ZIPMOE_AVX512_CODE __attribute__((noinline)) void multiply_groups(const BFloat16
       const uint64_t next = (first + kFx3GroupRows) * run.columns + kFx3GroupRows * begin;
       const uint64_t left = next < weight_count ? weight_count - next : 0;
       const uint64_t next_count = left < kFx3GroupRows * width ? left : kFx3GroupRows * width;
-      multiply_all_tokens({weights, blocks}, {run.inputs.x + begin, run.inputs.stride, run.inputs.tokens},
-                          {run.sums + first, run.sums_stride, begin > 0},
+      multiply_all_tokens({weights, blocks}, inputs, {run.sums + first, run.sums_stride, begin > 0},
                           Upcoming(run.weights + (left > 0 ? next : 0), next_count * sizeof(uint16_t), blocks * tiles));
     }
   }

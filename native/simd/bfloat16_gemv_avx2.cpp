@@ -22,10 +22,10 @@ ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) void multiply_step(Lanes2
 }
 
 ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) void multiply_panel(const BFloat16GemvRun& run, uint64_t row,
-                                                                           uint64_t begin, const uint64_t tokens) {
+                                                                           uint64_t begin, const uint16_t* x,
+                                                                           const uint64_t tokens) {
   const uint64_t width = run.columns - begin < run.panel_columns ? run.columns - begin : run.panel_columns;
   const uint16_t* weights = run.weights + row * run.columns + begin;
-  const uint16_t* x = run.inputs.x + begin;
   const uint64_t stride = run.inputs.stride;
   Lanes256 lanes[kGemvTokensMax];
 #pragma GCC unroll 3
@@ -54,7 +54,10 @@ ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) void multiply_panel(const
 ZIPMOE_AVX2_CODE inline __attribute__((always_inline)) void multiply_rows(const BFloat16GemvRun& run,
                                                                           const uint64_t tokens) {
   for (uint64_t row = 0; row < run.rows; ++row) {
-    for (uint64_t begin = 0; begin < run.columns; begin += run.panel_columns) multiply_panel(run, row, begin, tokens);
+    const uint16_t* x = run.inputs.x;
+    for (uint64_t begin = 0; begin < run.columns; begin += run.panel_columns, x += run.inputs.panel_step) {
+      multiply_panel(run, row, begin, x, tokens);
+    }
   }
 }
 

@@ -30,10 +30,10 @@ ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_block(__m
 ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_row(const BFloat16GemvRun& run, uint64_t row,
                                                                            const uint64_t tokens) {
   const uint64_t stride = run.inputs.stride;
-  for (uint64_t begin = 0; begin < run.columns; begin += run.panel_columns) {
+  const uint16_t* x = run.inputs.x;
+  for (uint64_t begin = 0; begin < run.columns; begin += run.panel_columns, x += run.inputs.panel_step) {
     const uint64_t width = run.columns - begin < run.panel_columns ? run.columns - begin : run.panel_columns;
     const uint16_t* weights = run.weights + row * run.columns + begin;
-    const uint16_t* x = run.inputs.x + begin;
     __m512 sums[kGemvTokensMax];
 #pragma GCC unroll 3
     for (uint64_t token = 0; token < kGemvTokensMax; ++token) sums[token] = _mm512_setzero_ps();

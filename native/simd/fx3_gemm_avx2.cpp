@@ -34,8 +34,9 @@ ZIPMOE_AVX2_CODE __attribute__((noinline)) void multiply_groups(const Fx3GemvRun
       }
       const uint64_t steps = blocks * kFx3BlockWeights / kStepColumns;
       for (uint64_t row = 0; row < kFx3GroupRows; ++row) widen(decoded[row], steps, row, rows);
-      multiply_all_tokens(rows, steps, {run.inputs.x + first * kFx3BlockWeights, run.inputs.stride, run.inputs.tokens},
-                          lanes);
+      GemvInputs inputs = run.inputs;
+      inputs.x += first * kFx3BlockWeights;
+      multiply_all_tokens(rows, steps, inputs, lanes);
     }
     add_panel(lanes, run.inputs.tokens, kFx3GroupRows, run.sums + group * kFx3GroupRows, run.sums_stride, run.add);
   }

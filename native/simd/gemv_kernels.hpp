@@ -27,11 +27,14 @@ constexpr uint64_t kGemvLanes = 16;
 // From this number of tokens on, AVX-512 kernels do better where rows are unpacked once (docs/compute.md).
 constexpr uint64_t kUnpackedTokensMin = 20;
 
-// The inputs of some tokens from the first column that is used on: BF16, zeros up to a multiple of 64 columns.
+// The inputs of some tokens from the first panel that is used on: BF16, zeros up to a multiple of 64 columns. The
+// values of each panel lie together: where those of another one lay between two tokens', what the processor fetches on
+// its own behind a token's would be of no use (docs/results/packed_gemm.md).
 struct GemvInputs {
   const uint16_t* x;  // 64-byte aligned
   uint64_t stride;    // values from one token to the next, multiple of 32
   uint64_t tokens;
+  uint64_t panel_step;  // values from one panel to the next, multiple of 32
 };
 
 // A run of consecutive row groups of one FX3 panel; what must be readable is as in Fx3Run (kernels.hpp).

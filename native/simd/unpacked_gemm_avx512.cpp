@@ -56,7 +56,6 @@ ZIPMOE_AVX512_CODE void unpacked_gemm_avx512(const UnpackedGemvRun& run) {
   const unsigned environment = _mm_getcsr();
   _mm_setcsr(kFlushDenormals);
   const uint64_t group_weights = run.blocks * kFourRowsBlock;
-  const uint64_t panel_columns = run.blocks * kFx3BlockWeights;
   Upcoming upcoming(run.upcoming, run.upcoming_bytes,
                     tile_count(run.inputs.tokens) * run.panels * run.groups * run.blocks);
   GemvInputs inputs = run.inputs;
@@ -65,7 +64,7 @@ ZIPMOE_AVX512_CODE void unpacked_gemm_avx512(const UnpackedGemvRun& run) {
     inputs.tokens = (left + number - 1) / number;
     const uint16_t* weights = run.weights;
     for (uint64_t panel = 0; panel < run.panels; ++panel) {
-      const TileInputs tile{inputs.x + panel * panel_columns, inputs.stride};
+      const TileInputs tile{inputs.x + panel * inputs.panel_step, inputs.stride};
       for (uint64_t group = 0; group < run.groups; ++group, weights += group_weights) {
         multiply_tokens({weights, run.blocks}, tile, {sums + group * kFx3GroupRows, run.sums_stride, panel > 0},
                         upcoming, inputs.tokens);

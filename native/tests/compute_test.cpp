@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "codec/fx3.hpp"
+#include "codec/fx3_layout.hpp"
 #include "codec/registry.hpp"
 #include "compute/expert_feed_forward.hpp"
 #include "compute/gemv.hpp"
@@ -154,6 +155,45 @@ void test_experts() {
   }
 }
 
+// Intermediate vectors of two panels, with a task whose rows belong to both: the same as step by step.
+void test_an_expert_wider_than_a_panel() {
+  constexpr uint64_t hidden = 64;
+  constexpr uint64_t intermediate = 4200;
+  constexpr MatrixShape first_shape{intermediate, hidden};
+  constexpr MatrixShape down_shape{hidden, intermediate};
+  const Words first = gaussian(intermediate * hidden, 21, 0.1f);
+  const Words down = gaussian(hidden * intermediate, 22, 0.1f);
+  const GatedActivation activation{.function = ActivationFunction::silu, .layout = GateLayout::none};
+  ComputeThreads threads(2);
+  for (const InstructionSet each : supported_instruction_sets()) {
+    const simd::GemvKernels& kernels = simd::gemv_kernels(each);
+    for (const uint64_t tokens : {uint64_t{3}, uint64_t{7}, kTokensMax}) {
+      const Words x = gaussian(tokens * hidden, 23, 1.0f);
+      std::vector<float> sums(tokens * intermediate);
+      gemv({.matrix = WeightMatrix::bfloat16(first, first_shape)},
+           TokenInputs({x.data(), hidden}, tokens, hidden, threads), {.float32 = sums.data(), .stride = intermediate},
+           threads, kernels);
+      Words activated(tokens * intermediate);
+      activation.apply(sums.data(), sums.data(), sums.size(), activated.data(), kernels.gate);
+      Words expected(tokens * hidden);
+      gemv({.matrix = WeightMatrix::bfloat16(down, down_shape)},
+           TokenInputs({activated.data(), intermediate}, tokens, intermediate, threads),
+           {.bfloat16 = expected.data(), .stride = hidden}, threads, kernels);
+      Words out(tokens * hidden);
+      const ExpertFeedForward expert{
+          .first = {.matrix = WeightMatrix::bfloat16(first, first_shape)},
+          .up = std::nullopt,
+          .down = {.matrix = WeightMatrix::bfloat16(down, down_shape)},
+          .x = {x.data(), hidden},
+          .tokens = tokens,
+          .output = {.bfloat16 = out.data(), .stride = hidden},
+      };
+      compute_experts({&expert, 1}, activation, threads, kernels);
+      assert(out == expected);
+    }
+  }
+}
+
 void test_threads_run_every_task_once() {
   for (const int spin : {0, 50}) {
     ComputeThreads threads(4, std::chrono::microseconds(spin));
@@ -235,26 +275,33 @@ void test_scratch_is_bounded() {
   assert(pool.kept_bytes() == 0);
 }
 
-// Rows of any order, more than one task copies, next to columns that are no multiple of a block.
+// Rows of any order, more than one task copies, next to columns that are no multiple of a block; panel by panel.
 void test_inputs_are_padded_with_zeros() {
   constexpr uint64_t tokens = 301;
-  constexpr uint64_t stride = 160;
+  constexpr uint64_t stride = 4200;
   const Words x = gaussian(tokens * stride, 3, 1.0f);
   std::vector<uint64_t> numbers(tokens);
   for (uint64_t i = 0; i < tokens; ++i) numbers[i] = (7 * i + 5) % tokens;
   for (const uint32_t count : {1u, 3u}) {
     ComputeThreads threads(count);
-    for (const uint64_t columns : {uint64_t{1}, uint64_t{63}, uint64_t{64}, uint64_t{100}, uint64_t{160}}) {
+    for (const uint64_t columns : {1, 63, 64, 100, 160, 4096, 4097, 4200}) {
+      const uint64_t panel_columns = Fx3Layout::of({1, columns}).panel_columns;
+      const uint64_t panels = (columns + panel_columns - 1) / panel_columns;
       {
-        ScratchPool::Lease dirt(threads.scratch(), tokens * 192);
-        std::fill(dirt.values(), dirt.values() + tokens * 192, uint16_t{0x7FC0});
+        ScratchPool::Lease dirt(threads.scratch(), tokens * (stride + 128));
+        std::fill(dirt.values(), dirt.values() + tokens * (stride + 128), uint16_t{0x7FC0});
       }
       TokenInputs inputs({x.data(), stride, numbers.data()}, tokens, columns, threads);
       for (uint64_t token = 0; token < tokens; ++token) {
-        const simd::GemvInputs from = inputs.from(0, token, token + 1);
-        assert(from.x == inputs.row(token) && reinterpret_cast<uintptr_t>(from.x) % 64 == 0);
-        for (uint64_t i = 0; i < (columns + 63) / 64 * 64; ++i) {
-          assert(from.x[i] == (i < columns ? x[numbers[token] * stride + i] : 0));
+        for (uint64_t panel = 0; panel < panels; ++panel) {
+          const uint64_t first = panel * panel_columns;
+          const simd::GemvInputs from = inputs.from(panel, token, token + 1);
+          assert(from.x == inputs.from(0, token, token + 1).x + panel * from.panel_step);
+          assert(from.x == inputs.piece(token, first).data() && reinterpret_cast<uintptr_t>(from.x) % 64 == 0);
+          assert(inputs.piece(token, first).size() == std::min(panel_columns, columns - first));
+          for (uint64_t i = 0; i < (std::min(panel_columns, columns - first) + 63) / 64 * 64; ++i) {
+            assert(from.x[i] == (first + i < columns ? x[numbers[token] * stride + first + i] : 0));
+          }
         }
       }
     }
@@ -288,6 +335,7 @@ int main() {
   zipmoe::test_damaged_sections_are_safe();
   zipmoe::test_refused_matrices();
   zipmoe::test_experts();
+  zipmoe::test_an_expert_wider_than_a_panel();
   zipmoe::test_threads_run_every_task_once();
   zipmoe::test_free_threads_take_the_tasks_of_a_busy_one();
   zipmoe::test_several_callers_take_turns();
