@@ -9,6 +9,13 @@ uint64_t ScratchPool::kept_bytes() const {
   return kept_bytes_;
 }
 
+void ScratchPool::clear() {
+  std::lock_guard lock(mutex_);
+  buffers_ -= free_.size();
+  kept_bytes_ = 0;
+  free_.clear();
+}
+
 ScratchPool::Buffer ScratchPool::take(uint64_t values) {
   const uint64_t count = std::max<uint64_t>(1, (values * sizeof(uint16_t) + sizeof(Line) - 1) / sizeof(Line));
   Buffer buffer;

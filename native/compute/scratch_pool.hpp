@@ -46,6 +46,8 @@ class ScratchPool {
   };
 
   uint64_t kept_bytes() const;
+  // Gives what is kept back to the system; what is lent stays.
+  void clear();
 
  private:
   Buffer take(uint64_t values);

@@ -397,6 +397,7 @@ void Engine::close() {
   dense_.reset();
   decoder_.reset();
   compute_threads_.reset();
+  output_memory_.clear();
   arena_->stop_populating();
   arena_->release(0, arena_->bytes());
   closed_ = true;

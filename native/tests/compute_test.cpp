@@ -271,8 +271,16 @@ void test_scratch_is_bounded() {
     const ScratchPool::Lease too_large(pool, 2 * half + 1);
   }  // in the place of a smaller one
   assert(pool.kept_bytes() == ScratchPool::kKeptBytes / 4);
-  const ScratchPool::Lease kept(pool, half / 2);
-  assert(pool.kept_bytes() == 0);
+  {
+    const ScratchPool::Lease lent(pool, half / 2);
+    {
+      const ScratchPool::Lease other(pool, 10);
+    }
+    assert(pool.kept_bytes() == 64);
+    pool.clear();
+    assert(pool.kept_bytes() == 0);
+  }
+  assert(pool.kept_bytes() == ScratchPool::kKeptBytes / 4);
 }
 
 // Rows of any order, more than one task copies, next to columns that are no multiple of a block; panel by panel.
