@@ -148,7 +148,7 @@ void test_attention_of_a_prompt() {
   prompt.run(loaded.engine);
 
   prompt.out.resize(prompt.outputs);
-  first.rows = 1;
+  first.rows = first.asked = 1;
   first.values = first.outputs = kSize;
   first.run(loaded.engine);
   CHECK(std::equal(first.out.begin(), first.out.begin() + kSize, prompt.out.begin()));

@@ -137,7 +137,10 @@ class LastPositions:
         for name, value in options.items():
             if value is not None and value is not False and name not in _HARMLESS_OPTIONS:
                 return 0
-        if any(getattr(model.config, name, False) for name in _OUTPUTS_IN_CONFIG) or not self.place.is_as_found(model):
+        if not self.place.is_as_found(model):
+            return 0
+        configs = (model.config, model._modules[self.place.base_name].config)
+        if any(getattr(config, name, False) for config in configs for name in _OUTPUTS_IN_CONFIG):
             return 0
         self._state.shape = (new.shape[0], new.shape[1])
         return asked
