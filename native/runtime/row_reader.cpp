@@ -189,24 +189,19 @@ double RowReader::fetch(const std::vector<PageRun>& runs) {
       jobs_.push_back({run.record, page, std::min(run.end, page + kReadPages)});
     }
   }
-  failure_.reset();
-  outstanding_ = jobs_.size();
+  std::vector<ReadJob> reads;
   for (size_t i = 0; i < jobs_.size(); ++i) {
     const PageRun& run = jobs_[i];
-    try {
-      reader_.submit({.file = table_[run.record].file,
-                      .offset = table_[run.record].offset + run.begin * kPageBytes,
-                      .length = (run.end - run.begin) * kPageBytes,
-                      .destination = destination(run.record) + run.begin * kPageBytes,
-                      .tag = i,
-                      .sink = this});
-    } catch (...) {  // what was submitted still writes here
-      std::unique_lock lock(mutex_);
-      outstanding_ -= jobs_.size() - i;
-      completed_.wait(lock, [this] { return outstanding_ == 0; });
-      throw;
-    }
+    reads.push_back({.file = table_[run.record].file,
+                     .offset = table_[run.record].offset + run.begin * kPageBytes,
+                     .length = (run.end - run.begin) * kPageBytes,
+                     .destination = destination(run.record) + run.begin * kPageBytes,
+                     .tag = i,
+                     .sink = this});
   }
+  failure_.reset();
+  outstanding_ = reads.size();
+  reader_.submit_all(reads);
   std::unique_lock lock(mutex_);
   completed_.wait(lock, [this] { return outstanding_ == 0; });
   if (failure_) throw RecordError(*failure_);
@@ -232,8 +227,7 @@ void RowReader::read_completed(const ReadCompletion& completion) noexcept {
     const bool second = extents.size() > 1 && run.begin * kPageBytes >= extents[1].offset;
     part_bytes_[second ? 1 : 0] += completion.bytes;
   }
-  --outstanding_;
-  completed_.notify_one();
+  if (--outstanding_ == 0) completed_.notify_one();
 }
 
 void RowReader::examine(const PageRun& run, const ReadCompletion& completion) const {
