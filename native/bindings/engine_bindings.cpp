@@ -46,11 +46,12 @@ void init_engine(ProcessBoundEngine* self, const RecordTable& table, const std::
                  const std::string& instruction_set, const std::vector<std::pair<uint64_t, uint32_t>>& size_classes,
                  const std::vector<int64_t>& class_of_record, const std::vector<uint64_t>& scratch_bytes,
                  const std::string& policy, double half_life_steps, uint32_t requests_per_step, uint64_t seed,
-                 const std::optional<PoolsTuple>& pools, std::vector<uint32_t> rows_on_demand,
+                 const std::optional<PoolsTuple>& pools, std::vector<uint32_t> rows_on_demand, bool keep_row_details,
                  const CandidatePairs& candidates, uint32_t populate_threads) {
   EngineOptions options;
   if (!candidates.empty()) options.policy_replay.emplace().candidates = policy_candidates(candidates);
   options.rows_on_demand = std::move(rows_on_demand);
+  options.keep_row_details = keep_row_details;
   options.populate_threads = populate_threads;
   options.verify = parse_verify_mode(verify);
   options.decode_threads = decode_threads;
@@ -332,6 +333,12 @@ void bind_engine(nb::module_& module) {
             return RowReader::reserved_bytes(table, records);
           },
           "records"_a, "Memory that these records take at most when their rows are read on demand.")
+      .def(
+          "row_details_bytes",
+          [](const RecordTable& table, const std::vector<uint32_t>& records) {
+            return RowReader::details_bytes(table, records);
+          },
+          "records"_a, "Memory that they take besides if what nearly every row needs a little of stays there.")
       .def("__len__", &RecordTable::size);
 
   nb::class_<ExpertNetwork>(module, "ExpertNetwork",
@@ -349,12 +356,13 @@ void bind_engine(nb::module_& module) {
           "scratch_bytes"_a, "policy"_a = EngineOptions{}.eviction_policy,
           "half_life_steps"_a = PolicyParameters{}.half_life_steps,
           "requests_per_step"_a = PolicyParameters{}.requests_per_step, "seed"_a = PolicyParameters{}.seed,
-          "pools"_a = nb::none(), "rows_on_demand"_a = std::vector<uint32_t>(), "candidates"_a = CandidatePairs(),
-          "populate_threads"_a = kPopulateThreads,
+          "pools"_a = nb::none(), "rows_on_demand"_a = std::vector<uint32_t>(), "keep_row_details"_a = false,
+          "candidates"_a = CandidatePairs(), "populate_threads"_a = kPopulateThreads,
           "size_classes: (slot bytes, slots); class_of_record: index of a class, -1 = dense. pools, instead of size "
           "classes: (classes: (F slot bytes, slot bytes of each part, staged experts, bytes and number of buffers for "
           "decompressed exponents), groups: (class, records, slots of F, C, S, E), tolerance of ranks or None, order "
-          "of reads). rows_on_demand: dense records whose rows are read when they are looked up. candidates: policies "
+          "of reads). rows_on_demand: dense records whose rows are read when they are looked up; keep_row_details: "
+          "of these, what nearly every row needs a little of stays in memory. candidates: policies "
           "with their half-lives of which a replay chooses while the engine works, instead of policy and half-life. "
           "populate_threads: threads of the lowest priority that touch the pools' memory before it is needed; 0: none.")
       .def("load_dense", &load_dense, "Reads dense records for a while; returns (bytes done, bytes in all).")

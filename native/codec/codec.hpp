@@ -87,6 +87,8 @@ struct RowAccess {
   uint64_t index_bytes;    // the first bytes of section 0 tell where the rows lie; every row needs them
   uint64_t row_bytes_max;  // upper bound of what one row needs besides,
   uint64_t ranges_max;     // and in how many ranges it lies at most
+  // From here on section 0 holds what nearly every row needs a little of: worth keeping in memory if it is short.
+  uint64_t details_offset = UINT64_MAX;
 };
 
 // Codecs are immutable: every function may be called from many threads at once.

@@ -177,7 +177,8 @@ std::optional<RowAccess> Fx3Codec::row_access(MatrixShape shape, std::span<const
   const uint64_t group_bytes_max = layout.group_bytes() + kFx3GroupRows * layout.panel_columns;
   return RowAccess{.index_bytes = layout.index_offset + layout.index_entries() * sizeof(uint32_t),
                    .row_bytes_max = layout.panels * group_bytes_max,
-                   .ranges_max = 2 * layout.panels};
+                   .ranges_max = 2 * layout.panels,
+                   .details_offset = layout.exceptions_offset};
 }
 
 std::vector<SectionRange> Fx3Codec::row_ranges(const MatrixView& matrix, uint64_t row_begin, uint64_t row_end) const {

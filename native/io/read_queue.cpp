@@ -32,7 +32,7 @@ ReadQueue::ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity, ui
   }
 }
 
-bool ReadQueue::push(const ReadJob& job) {
+void ReadQueue::check(const ReadJob& job) const {
   if (job.file >= files_) throw std::out_of_range("no such file in the reader");
   if (job.sink == nullptr || job.destination == nullptr)
     throw std::invalid_argument("a read needs a destination and a sink");
@@ -40,25 +40,39 @@ bool ReadQueue::push(const ReadJob& job) {
   if (job.split > 0 && (job.split >= job.length || job.rest_destination == nullptr)) {
     throw std::invalid_argument("a split read needs bytes and a destination on both sides");
   }
-  auto pending = std::make_shared<Pending>();
-  pending->job = job;
-  pending->background = job.background;
-  bool turned_away;
-  {
-    std::unique_lock lock(mutex_);
-    room_available_.wait(lock, [this] { return outstanding_ < capacity_; });
-    pending->begin = Clock::now();
-    if (outstanding_++ == 0) busy_since_ = pending->begin;
-    if (job.background) {
-      background_.push_back(std::move(pending));
-    } else {
-      ++foreground_;
-      queue_.push_back(std::move(pending));
-    }
-    turned_away = std::exchange(turned_away_, false);
+}
+
+void ReadQueue::push_all(std::span<const ReadJob> jobs, const std::function<void()>& wake) {
+  std::vector<std::shared_ptr<Pending>> fresh;
+  fresh.reserve(jobs.size());
+  for (const ReadJob& job : jobs) {
+    check(job);
+    fresh.push_back(std::make_shared<Pending>());
+    fresh.back()->job = job;
+    fresh.back()->background = job.background;
   }
-  work_available_.notify_all();
-  return turned_away;
+  for (size_t pushed = 0; pushed < fresh.size();) {
+    bool turned_away = false;
+    {
+      std::unique_lock lock(mutex_);
+      room_available_.wait(lock, [this] { return outstanding_ < capacity_; });
+      const Clock::time_point now = Clock::now();
+      for (; pushed < fresh.size() && outstanding_ < capacity_; ++pushed) {
+        std::shared_ptr<Pending>& pending = fresh[pushed];
+        pending->begin = now;
+        if (outstanding_++ == 0) busy_since_ = now;
+        if (pending->background) {
+          background_.push_back(std::move(pending));
+        } else {
+          ++foreground_;
+          queue_.push_back(std::move(pending));
+        }
+      }
+      turned_away = std::exchange(turned_away_, false);
+    }
+    work_available_.notify_all();
+    if (turned_away && wake) wake();
+  }
 }
 
 bool ReadQueue::available() const {

@@ -6,9 +6,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "io/reader.hpp"
@@ -73,9 +75,10 @@ class ReadQueue {
   // `chunk_bytes`: of the longest chunks. Throws std::invalid_argument.
   ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity, uint64_t least_chunk_bytes = kLeastChunkBytes);
 
-  // Waits while the queue is full; throws std::out_of_range, std::invalid_argument. Returns whether somebody has
-  // tried to take a chunk since the last push, and went away without one.
-  bool push(const ReadJob& job);
+  // Waits while the queue is full; throws std::out_of_range, std::invalid_argument, and then nothing is queued. Calls
+  // `wake` if somebody has tried to take a chunk since the last push, and went away without one.
+  void push_all(std::span<const ReadJob> jobs, const std::function<void()>& wake = {});
+  void push(const ReadJob& job, const std::function<void()>& wake = {}) { push_all({&job, 1}, wake); }
   // The next chunk, in the order of the reads, those in the background last; waits for one. Nothing: the queue was
   // stopped, and is empty.
   std::optional<ReadChunk> take();
@@ -100,6 +103,7 @@ class ReadQueue {
   using Clock = std::chrono::steady_clock;
   using Pending = ReadChunk::Pending;
 
+  void check(const ReadJob& job) const;
   bool available() const;
   ReadChunk take_first();
   // The chunks of a read become shorter towards its end, half of what is left each, so that little is left of a

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 namespace zipmoe {
@@ -68,6 +69,11 @@ class Reader {
   // Queues one read; blocks while the queue is full. Every submitted read is completed exactly once, if need be with an
   // error. Must not be called from a sink.
   virtual void submit(const ReadJob& job) = 0;
+  // The same for many at once, in their order, all or none of them: small reads one by one spend most of their time on
+  // waking threads.
+  virtual void submit_all(std::span<const ReadJob> jobs) {
+    for (const ReadJob& job : jobs) submit(job);
+  }
   // What has been submitted and not yet begun is completed with ECANCELED; reads under way go on, and background reads
   // stay as they are.
   virtual void cancel() noexcept = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,6 +29,7 @@ class ThreadPoolReader final : public Reader {
   ~ThreadPoolReader() override;
 
   void submit(const ReadJob& job) override { queue_.push(job); }
+  void submit_all(std::span<const ReadJob> jobs) override { queue_.push_all(jobs); }
   void cancel() noexcept override { queue_.cancel(); }
   bool promote(uint64_t tag) noexcept override { return queue_.promote(tag); }
   void cancel_background() noexcept override { queue_.cancel_background(); }

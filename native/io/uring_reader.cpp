@@ -61,7 +61,11 @@ UringReader::~UringReader() {
 }
 
 void UringReader::submit(const ReadJob& job) {
-  if (queue_.push(job)) wake_event_.signal();
+  queue_.push(job, [this] { wake_event_.signal(); });
+}
+
+void UringReader::submit_all(std::span<const ReadJob> jobs) {
+  queue_.push_all(jobs, [this] { wake_event_.signal(); });
 }
 
 bool UringReader::promote(uint64_t tag) noexcept {

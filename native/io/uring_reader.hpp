@@ -35,6 +35,7 @@ class UringReader final : public Reader {
   ~UringReader() override;
 
   void submit(const ReadJob& job) override;
+  void submit_all(std::span<const ReadJob> jobs) override;
   void cancel() noexcept override { queue_.cancel(); }
   bool promote(uint64_t tag) noexcept override;
   void cancel_background() noexcept override;

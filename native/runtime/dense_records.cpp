@@ -20,14 +20,14 @@ bool contains(std::span<const RecordIndex> records, RecordIndex record) {
 }  // namespace
 
 DenseRecords::DenseRecords(const RecordTable& table, std::vector<RecordIndex> records,
-                           std::span<const RecordIndex> on_demand, VerifyMode verify, RecordLoader& loader,
-                           uint8_t* memory)
+                           std::span<const RecordIndex> on_demand, bool keep_row_details, VerifyMode verify,
+                           RecordLoader& loader, uint8_t* memory)
     : table_(table), records_(std::move(records)), loader_(loader), places_(table.size()), loaded_(table.size()) {
   for (const RecordIndex record : on_demand) {
     if (!contains(records_, record)) throw std::invalid_argument("record " + table_[record].name + " is not dense");
   }
   if (!on_demand.empty()) {
-    row_reader_ = std::make_unique<RowReader>(table_, on_demand, verify, loader_.reader());
+    row_reader_ = std::make_unique<RowReader>(table_, on_demand, keep_row_details, verify, loader_.reader());
   }
   for (const RecordIndex record : records_) {
     progress_.bytes_total += table_[record].length;

@@ -22,10 +22,10 @@ struct LoadProgress {
 
 class DenseRecords {
  public:
-  // `memory`: resident_bytes() of it, 4096-aligned. `on_demand`: those of `records` that are not resident. The loader
-  // must be gone before this is, as it reads to here.
+  // `memory`: resident_bytes() of it, 4096-aligned. `on_demand`: those of `records` that are not resident;
+  // `keep_row_details`: see RowReader. The loader must be gone before this is, as it reads to here.
   DenseRecords(const RecordTable& table, std::vector<RecordIndex> records, std::span<const RecordIndex> on_demand,
-               VerifyMode verify, RecordLoader& loader, uint8_t* memory);
+               bool keep_row_details, VerifyMode verify, RecordLoader& loader, uint8_t* memory);
 
   static uint64_t resident_bytes(const RecordTable& table, std::span<const RecordIndex> records,
                                  std::span<const RecordIndex> on_demand);

@@ -122,8 +122,8 @@ Engine::Engine(RecordTable table, EngineOptions options, std::unique_ptr<Reader>
     uring_refusal_ = std::move(chosen.refusal);
   }
   loader_ = std::make_unique<RecordLoader>(table_, verifier_, std::move(reader), ahead_.get());
-  dense_ = std::make_unique<DenseRecords>(table_, dense_records(options_), options_.rows_on_demand, options_.verify,
-                                          *loader_, arena_->data());
+  dense_ = std::make_unique<DenseRecords>(table_, dense_records(options_), options_.rows_on_demand,
+                                          options_.keep_row_details, options_.verify, *loader_, arena_->data());
   io_mode_ = loader_->reader().mode();
   fallback_reason_ = loader_->reader().fallback_reason();
 }

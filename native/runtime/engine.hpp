@@ -51,6 +51,7 @@ struct EngineOptions {
   std::vector<SizeClass> size_classes;
   std::vector<uint32_t> class_of_record;    // ExpertCache::kNotCached: resident from the start (dense)
   std::vector<RecordIndex> rows_on_demand;  // dense records that are not resident: their rows are read when looked up
+  bool keep_row_details = false;            // of these: see RowReader
   std::vector<uint64_t> scratch_bytes;      // one buffer each
   std::string eviction_policy = "zipmoe";   // one of eviction_policy_names()
   // With pools every group has a policy of its own: a step is one request then, and the seed is the first group's.

@@ -21,6 +21,8 @@ constexpr uint64_t kTransientBytes = uint64_t{8} << 20;
 constexpr uint64_t kReadPages = (uint64_t{1} << 20) / kPageBytes;
 // A page's checksum, and its entry in the system's page table, which the first read leaves behind.
 constexpr uint64_t kBytesPerAbsentPage = 16;
+// Longer details are not kept, as a part of the record: exceptions are about 2 % of a table.
+constexpr uint64_t kDetailsPerRecord = 8;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -29,14 +31,6 @@ uint64_t index_bytes(const RecordTable& table, RecordIndex record) {
   const RecordMatrix& matrix = table[record].matrices.front();
   const auto access = table.codec().row_access(matrix.shape, matrix.shard_bytes);
   return access ? std::min(access->index_bytes, matrix.sections.front().length) : 0;
-}
-
-// Whole pages around them.
-std::pair<uint64_t, uint64_t> index_pages(const RecordTable& table, RecordIndex record) {
-  const uint64_t begin = table[record].matrices.front().sections.front().offset;
-  const uint64_t bytes = index_bytes(table, record);
-  if (bytes == 0) return {0, 0};
-  return {begin / kPageBytes, round_up(begin + bytes, kPageBytes) / kPageBytes};
 }
 
 // The pages that one row needs: every range of its bytes may begin and end in the middle of a page.
@@ -92,7 +86,8 @@ class RowReader::Loan {
   double waited_ = 0;
 };
 
-RowReader::RowReader(const RecordTable& table, std::span<const RecordIndex> records, VerifyMode verify, Reader& reader)
+RowReader::RowReader(const RecordTable& table, std::span<const RecordIndex> records, bool keep_details,
+                     VerifyMode verify, Reader& reader)
     : table_(table),
       verify_(verify),
       reader_(reader),
@@ -100,12 +95,34 @@ RowReader::RowReader(const RecordTable& table, std::span<const RecordIndex> reco
       region_(address_space(table, records)) {
   uint64_t offset = 0;
   for (const RecordIndex record : records) {
-    const auto [begin, end] = index_pages(table, record);
-    if (!places_.emplace(record, Place{offset, begin, end, {}}).second) {
-      throw std::invalid_argument("record " + table[record].name + " is named twice");
+    Place place{.offset = offset, .kept = {index_pages(table, record)}, .checksums = {}};
+    place.kept[1] = keep_details ? details_pages(table, record) : Pages{place.kept[0].end, place.kept[0].end};
+    if (!places_.emplace(record, std::move(place)).second) {
+      throw std::invalid_argument("record " + table_[record].name + " is named twice");
     }
     offset += table[record].length + kReadableTailBytes;
   }
+}
+
+// Whole pages around the index.
+RowReader::Pages RowReader::index_pages(const RecordTable& table, RecordIndex record) {
+  const uint64_t begin = table[record].matrices.front().sections.front().offset;
+  const uint64_t bytes = index_bytes(table, record);
+  if (bytes == 0) return {0, 0};
+  return {begin / kPageBytes, round_up(begin + bytes, kPageBytes) / kPageBytes};
+}
+
+// Whole pages around the details, behind those of the index; empty if there are none that are worth keeping.
+RowReader::Pages RowReader::details_pages(const RecordTable& table, RecordIndex record) {
+  const RecordMatrix& matrix = table[record].matrices.front();
+  const Section& section = matrix.sections.front();
+  const auto access = table.codec().row_access(matrix.shape, matrix.shard_bytes);
+  const uint64_t index_end = index_pages(table, record).end;
+  if (!access || access->details_offset >= section.length) return {index_end, index_end};
+  const uint64_t begin = (section.offset + access->details_offset) / kPageBytes;
+  const uint64_t end = round_up(section.offset + section.length, kPageBytes) / kPageBytes;
+  if ((end - begin) * kPageBytes > table[record].length / kDetailsPerRecord) return {index_end, index_end};
+  return {std::max(begin, index_end), std::max(end, index_end)};
 }
 
 uint64_t RowReader::reserved_bytes(const RecordTable& table, std::span<const RecordIndex> records) {
@@ -113,6 +130,15 @@ uint64_t RowReader::reserved_bytes(const RecordTable& table, std::span<const Rec
   for (const RecordIndex record : records) {
     const auto [begin, end] = index_pages(table, record);
     bytes += (end - begin) * kPageBytes + table[record].length / kPageBytes * kBytesPerAbsentPage;
+  }
+  return bytes;
+}
+
+uint64_t RowReader::details_bytes(const RecordTable& table, std::span<const RecordIndex> records) {
+  uint64_t bytes = 0;
+  for (const RecordIndex record : records) {
+    const auto [begin, end] = details_pages(table, record);
+    bytes += (end - begin) * kPageBytes;
   }
   return bytes;
 }
@@ -125,23 +151,45 @@ void RowReader::settle(RecordIndex record) {
     const uint8_t* page = destination(record);
     for (uint64_t i = 0; i < pages; ++i, page += kPageBytes) place.checksums[i] = xxh3_64({page, kPageBytes});
   }
-  release({{record, 0, place.index_begin}, {record, place.index_end, pages}});
+  const auto& [index, details] = place.kept;
+  release({{record, 0, index.begin}, {record, index.end, details.begin}, {record, details.end, pages}});
 }
 
+// Whether pages stay that lie between two runs of one record.
+bool RowReader::kept_between(const PageRun& run, const PageRun& next) const {
+  return std::ranges::any_of(places_.at(run.record).kept, [&](const Pages& kept) {
+    return kept.begin < kept.end && kept.begin >= run.end && kept.end <= next.begin;
+  });
+}
+
+// Runs in ascending order, as absent_pages() returns them. What lies between two of them is not in memory unless it
+// stays there, so that one call gives back all up to the next page that does: each costs the other threads, too.
 void RowReader::release(const std::vector<PageRun>& runs) noexcept {
-  for (const PageRun& run : runs) {
-    region_.release(places_.at(run.record).offset + run.begin * kPageBytes, (run.end - run.begin) * kPageBytes);
+  for (size_t i = 0; i < runs.size();) {
+    const PageRun& first = runs[i];
+    uint64_t end = first.end;
+    for (++i; i < runs.size() && runs[i].record == first.record && !kept_between(runs[i - 1], runs[i]); ++i) {
+      end = runs[i].end;
+    }
+    region_.release(places_.at(first.record).offset + first.begin * kPageBytes, (end - first.begin) * kPageBytes);
   }
 }
 
+// A run is empty where all of its pages stay in memory.
 std::vector<RowReader::PageRun> RowReader::pages_of(RecordIndex record, uint64_t row_begin, uint64_t row_end) const {
   const std::vector<Section>& sections = table_[record].matrices.front().sections;
+  const std::array<Pages, 2>& kept = places_.at(record).kept;
   std::vector<PageRun> runs;
   for (const SectionRange& range : table_.codec().row_ranges(view(record), row_begin, row_end)) {
     const uint64_t begin = sections[range.section].offset + range.begin;
     const uint64_t end = sections[range.section].offset + range.end;
     const uint64_t first_page = begin / kPageBytes;
-    runs.push_back({record, first_page, begin < end ? round_up(end, kPageBytes) / kPageBytes : first_page});
+    const uint64_t end_page = round_up(end, kPageBytes) / kPageBytes;
+    const bool absent =
+        begin < end &&
+        std::ranges::none_of(
+            kept, [&](const Pages& pages) { return pages.begin <= first_page && end_page <= pages.end; });
+    runs.push_back({record, first_page, absent ? end_page : first_page});
   }
   return runs;
 }
@@ -174,9 +222,12 @@ std::vector<RowReader::PageRun> RowReader::absent_pages(std::vector<PageRun> wan
     }
   };
   for (const PageRun& run : wanted) {
-    const Place& place = places_.at(run.record);
-    add({run.record, run.begin, std::min(run.end, std::max(run.begin, place.index_begin))});
-    add({run.record, std::max(run.begin, place.index_end), run.end});
+    uint64_t begin = run.begin;
+    for (const Pages& kept : places_.at(run.record).kept) {
+      add({run.record, begin, std::min(run.end, kept.begin)});
+      begin = std::max(begin, kept.end);
+    }
+    add({run.record, begin, run.end});
   }
   return runs;
 }
@@ -189,24 +240,19 @@ double RowReader::fetch(const std::vector<PageRun>& runs) {
       jobs_.push_back({run.record, page, std::min(run.end, page + kReadPages)});
     }
   }
-  failure_.reset();
-  outstanding_ = jobs_.size();
+  std::vector<ReadJob> reads;
   for (size_t i = 0; i < jobs_.size(); ++i) {
     const PageRun& run = jobs_[i];
-    try {
-      reader_.submit({.file = table_[run.record].file,
-                      .offset = table_[run.record].offset + run.begin * kPageBytes,
-                      .length = (run.end - run.begin) * kPageBytes,
-                      .destination = destination(run.record) + run.begin * kPageBytes,
-                      .tag = i,
-                      .sink = this});
-    } catch (...) {  // what was submitted still writes here
-      std::unique_lock lock(mutex_);
-      outstanding_ -= jobs_.size() - i;
-      completed_.wait(lock, [this] { return outstanding_ == 0; });
-      throw;
-    }
+    reads.push_back({.file = table_[run.record].file,
+                     .offset = table_[run.record].offset + run.begin * kPageBytes,
+                     .length = (run.end - run.begin) * kPageBytes,
+                     .destination = destination(run.record) + run.begin * kPageBytes,
+                     .tag = i,
+                     .sink = this});
   }
+  failure_.reset();
+  outstanding_ = reads.size();
+  reader_.submit_all(reads);
   std::unique_lock lock(mutex_);
   completed_.wait(lock, [this] { return outstanding_ == 0; });
   if (failure_) throw RecordError(*failure_);
@@ -232,8 +278,7 @@ void RowReader::read_completed(const ReadCompletion& completion) noexcept {
     const bool second = extents.size() > 1 && run.begin * kPageBytes >= extents[1].offset;
     part_bytes_[second ? 1 : 0] += completion.bytes;
   }
-  --outstanding_;
-  completed_.notify_one();
+  if (--outstanding_ == 0) completed_.notify_one();
 }
 
 void RowReader::examine(const PageRun& run, const ReadCompletion& completion) const {

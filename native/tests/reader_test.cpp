@@ -181,6 +181,27 @@ void test_reads_are_cut_into_blocks_and_completed_once(const Backend& backend) {
   EXPECT_ERROR(std::invalid_argument, reader->submit({0, 0, 0, buffer.data(), 0, &sink}));
 }
 
+void test_many_reads_are_submitted_at_once(const Backend& backend) {
+  TemporaryFolder folder;
+  const std::vector<uint8_t> bytes = random_bytes(200 * kPage, 7);
+  write_file(folder.file("a"), bytes);
+  CollectingSink sink;
+  AlignedBuffer buffer(200 * kPage);
+  const auto reader = backend.open(folder.file("a"), 3, 2 * kPage, 16, buffer);
+  std::vector<ReadJob> jobs;
+  for (uint64_t i = 0; i < 200; ++i) jobs.push_back({0, i * kPage, kPage, buffer.data() + i * kPage, i, &sink});
+  jobs[190].length = 0;
+  EXPECT_ERROR(std::invalid_argument, reader->submit_all(jobs));  // and none of the others is read
+  jobs[190].length = kPage;
+  reader->submit_all({});
+  reader->submit_all(jobs);  // more than the queue holds: it waits
+  for (const auto& [tag, completion] : sink.by_tag(200)) {
+    CHECK(completion.error_number == 0 && completion.bytes == kPage);
+  }
+  CHECK(std::memcmp(buffer.data(), bytes.data(), bytes.size()) == 0);
+  CHECK(reader->counters().reads == 200);
+}
+
 void test_a_read_goes_to_two_places(const Backend& backend) {
   TemporaryFolder folder;
   const std::vector<uint8_t> bytes = random_bytes(9 * kPage, 3);
@@ -428,6 +449,7 @@ void run_all() {
   for (const Backend& backend : backends()) {
     std::printf("reader_test: %s\n", backend.label.c_str());
     test_reads_are_cut_into_blocks_and_completed_once(backend);
+    test_many_reads_are_submitted_at_once(backend);
     test_a_read_goes_to_two_places(backend);
     test_sinks_hear_of_every_chunk_before_the_read_is_complete(backend);
     test_many_more_reads_than_the_queue_is_deep(backend);

@@ -41,9 +41,14 @@ void check_rows(Engine& engine, const PackedModel& model, const std::vector<int6
 
 void test_rows_in_any_order_and_whole_blocks() {
   for (const std::string& codec : codecs_to_test()) {
-    for (const VerifyMode verify : {VerifyMode::always, VerifyMode::first, VerifyMode::never}) {
+    for (const auto& [verify, keep_details] : {std::pair{VerifyMode::always, false},
+                                               {VerifyMode::always, true},
+                                               {VerifyMode::first, true},
+                                               {VerifyMode::never, false}}) {
       const PackedModel model = model_of(codec);
-      Engine engine(model.table(), options_of(model, verify));
+      EngineOptions options = options_of(model, verify);
+      options.keep_row_details = keep_details;
+      Engine engine(model.table(), options);
       load_dense(engine);
       check_rows(engine, model, {0});
       check_rows(engine, model, {1999, 0, 1000, 999, 7, 7, 1999, 4, 5, 6});
@@ -92,6 +97,7 @@ class DirectReader final : public Reader {
   void submit(const ReadJob& job) override {
     const ReadOutcome outcome = file_.read(job.offset, job.length, job.destination);
     bytes += job.length;
+    ++reads;
     const bool fails = fail_with != 0;
     job.sink->read_completed(
         {job.tag, fails ? 0 : outcome.bytes - cut_bytes, fails ? fail_with : outcome.error_number});
@@ -102,6 +108,7 @@ class DirectReader final : public Reader {
   std::string fallback_reason() const override { return "test"; }
 
   uint64_t bytes = 0;
+  uint64_t reads = 0;
   uint64_t cut_bytes = 0;
   int fail_with = 0;
 
@@ -110,8 +117,11 @@ class DirectReader final : public Reader {
 };
 
 struct OpenRows {
-  explicit OpenRows(const std::string& codec, VerifyMode verify = VerifyMode::always)
-      : model(model_of(codec)), table(model.table()), reader(model), rows(table, kBlocks, verify, reader) {
+  explicit OpenRows(const std::string& codec, bool keep_details = false)
+      : model(model_of(codec)),
+        table(model.table()),
+        reader(model),
+        rows(table, kBlocks, keep_details, VerifyMode::always, reader) {
     for (const RecordIndex record : kBlocks) {
       const SourceFile file(model.path(), IoMode::buffered);
       file.read(table[record].offset, table[record].length, rows.destination(record));
@@ -149,6 +159,49 @@ void test_only_the_index_stays_in_memory() {
   }
 }
 
+// With the exceptions in memory a row is one read of the pages of its group, and nothing of theirs is given back.
+void test_details_stay_in_memory() {
+  OpenRows open("fx3", true);
+  const uint64_t group_bytes = 5 * 4 * 88;  // 320 columns are 5 blocks, of 4 rows
+  uint64_t kept = 0;
+  for (const RecordIndex record : kBlocks) {
+    const uint64_t pages = pages_in_memory(open.rows, open.model, record);
+    CHECK(pages > 1 && pages <= 1 + open.table[record].length / kPageBytes / 8);
+    kept += pages;
+  }
+  CHECK(RowReader::details_bytes(open.table, kBlocks) == (kept - kBlocks.size()) * kPageBytes);
+  std::vector<uint16_t> out;
+  for (const int64_t row : {int64_t{0}, int64_t{999}, int64_t{1000}, int64_t{1507}, int64_t{1999}}) {
+    open.reader.reads = open.reader.bytes = 0;
+    open.gather({row}, out);
+    const std::vector<uint16_t>& block = open.model.weights(row < 1000 ? 2 : 3, 0);
+    CHECK(std::equal(out.begin(), out.end(), block.begin() + row % 1000 * 320));
+    CHECK(open.reader.reads <= 1 && open.reader.bytes <= round_up(group_bytes, kPageBytes) + kPageBytes);
+  }
+  std::vector<int64_t> all(2 * kBlock.rows);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  open.reader.bytes = 0;
+  open.gather(all, out);
+  uint64_t absent = 0;
+  for (const RecordIndex record : kBlocks) absent += open.table[record].length / kPageBytes;
+  CHECK(open.reader.bytes <= (absent - kept + 4) * kPageBytes);  // two batches may share pages
+  uint64_t still = 0;
+  for (const RecordIndex record : kBlocks) still += pages_in_memory(open.rows, open.model, record);
+  CHECK(still == kept);
+}
+
+// Planar codecs have none, and what is a large part of a record is not kept.
+void test_details_that_are_not_worth_keeping() {
+  for (const std::string& codec : codecs_to_test()) {
+    if (codec != "fx3") CHECK(RowReader::details_bytes(model_of(codec).table(), kBlocks) == 0);
+  }
+  const PackedModel tiny("fx3", 1, 1, {64, 64});  // a page of exceptions is a large part of it
+  const RecordTable table = tiny.table();
+  const std::vector<RecordIndex> block = {1};
+  CHECK(table[1].length < 8 * kPageBytes);
+  CHECK(RowReader::details_bytes(table, block) == 0);
+}
+
 // More rows than fit at once are read in several goes, each page once where the rows are in order.
 void test_many_rows_are_read_in_batches() {
   constexpr MatrixShape tall{5000, 1280};
@@ -156,7 +209,7 @@ void test_many_rows_are_read_in_batches() {
   const RecordTable table = model.table();
   const std::vector<RecordIndex> blocks = {1, 2};
   DirectReader reader(model);
-  RowReader rows(table, blocks, VerifyMode::always, reader);
+  RowReader rows(table, blocks, false, VerifyMode::always, reader);
   for (const RecordIndex record : blocks) {
     const SourceFile file(model.path(), IoMode::buffered);
     file.read(table[record].offset, table[record].length, rows.destination(record));
@@ -183,9 +236,11 @@ void test_many_rows_are_read_in_batches() {
   CHECK(block == model.weights(2, 0));
 }
 
-void test_damage_after_loading_is_found() {
+void test_damage_after_loading_is_found(bool keep_details) {
   for (const std::string& codec : codecs_to_test()) {
-    OpenRows open(codec);
+    OpenRows open(codec, keep_details);
+    std::vector<uint64_t> kept;
+    for (const RecordIndex each : kBlocks) kept.push_back(pages_in_memory(open.rows, open.model, each));
     const Record& record = open.table[3];
     std::vector<uint16_t> out;
     open.gather({1500}, out);
@@ -204,7 +259,7 @@ void test_damage_after_loading_is_found() {
     open.model.flip_byte(record.offset + middle);
     open.gather({1500}, out);
     CHECK(out == before);
-    for (const RecordIndex each : kBlocks) CHECK(pages_in_memory(open.rows, open.model, each) <= 1);
+    for (size_t i = 0; i < kept.size(); ++i) CHECK(pages_in_memory(open.rows, open.model, kBlocks[i]) == kept[i]);
   }
 }
 
@@ -287,8 +342,10 @@ int main() {
   zipmoe::test_rows_in_any_order_and_whole_blocks();
   zipmoe::test_a_row_reads_little();
   zipmoe::test_only_the_index_stays_in_memory();
+  zipmoe::test_details_stay_in_memory();
+  zipmoe::test_details_that_are_not_worth_keeping();
   zipmoe::test_many_rows_are_read_in_batches();
-  zipmoe::test_damage_after_loading_is_found();
+  for (const bool keep_details : {false, true}) zipmoe::test_damage_after_loading_is_found(keep_details);
   zipmoe::test_failing_reads_are_named_and_leave_nothing_behind();
   zipmoe::test_damage_before_loading_is_found_at_the_start();
   zipmoe::test_a_truncated_file_after_loading();

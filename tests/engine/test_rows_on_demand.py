@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.engine.budget import DENSE, EXPERT_POOL, ROWS_ON_DEMAND, MemoryBudget, format_bytes
 from zipmoe.engine.engine import Engine
 from zipmoe.engine.memory_usage import resident_bytes
+from zipmoe.engine.rows_on_demand import LARGEST_DETAILS_SHARE, RowsOnDemand
 from zipmoe.errors import BudgetTooSmallError, CorruptRecordError, InvalidArgumentError, TruncatedShardError
 
 CODECS = [CodecSettings("fx3", None, 1), CodecSettings("zstd", 1, 5), CodecSettings("lz4", None, 5)]
@@ -173,6 +175,39 @@ def test_the_budget_has_room_for_more_experts(tmp_path: Path) -> None:
     with model.engine(2) as engine:
         assert "on demand" not in engine.mode_line("fast", "eager")
         assert ROWS_ON_DEMAND not in engine.budget.ledger
+
+
+def test_exceptions_stay_in_memory_where_the_budget_has_room(tmp_path: Path) -> None:
+    model = build(tmp_path, embedding_shape=(40_000, 512))
+    rows = RowsOnDemand.of_manifest(model.folder.manifest, [EMBEDDING])
+    assert 0 < rows.details_bytes < rows.record_bytes // 8
+    enough = math.ceil(rows.details_bytes / LARGEST_DETAILS_SHARE)
+    numbers = torch.arange(3, 40_000, 397)  # no two of a group
+    spent: list[int] = []
+    for spare, kept in ((0, False), (enough, True)):
+        budget = model.budget(2, spare=spare, rows_on_demand=[EMBEDDING])
+        with Engine(model.folder, budget, decode_threads=2, rows_on_demand=[EMBEDDING]) as engine:
+            details = rows.details_bytes if kept else 0
+            assert engine.budget.ledger[ROWS_ON_DEMAND] == rows.reservation_bytes + details
+            assert engine.budget.free_bytes >= 0
+            saved = format_bytes(rows.record_bytes - rows.reservation_bytes - details)
+            assert f"which saves {saved}" in engine.mode_line("fast", "eager")
+            before = engine._native.counters()["reads"]
+            assert torch.equal(engine.dense_rows(EMBEDDING, numbers), model.dense[EMBEDDING][numbers])
+            spent.append(engine._native.counters()["reads"] - before)
+    assert spent[1] <= len(numbers) < spent[0]
+
+
+def test_exceptions_leave_the_pool_what_it_needs() -> None:
+    rows = RowsOnDemand((1,), 1_000_000, 100_000, 1000)
+    assert rows.memory_bytes == 100_000 and rows.saved_bytes == 900_000
+    kept = rows.within(100_000, 99_000)
+    assert kept.keeps_details and kept.memory_bytes == 101_000 and kept.saved_bytes == 899_000
+    assert not rows.within(100_000, 99_001).keeps_details
+    assert not rows.within(99_999, 0).keeps_details
+    assert not RowsOnDemand((1,), 1_000_000, 100_000, 0).within(1 << 30, 0).keeps_details
+    assert rows.reserved({ROWS_ON_DEMAND: 101_000}) == kept
+    assert rows.reserved({ROWS_ON_DEMAND: 100_000}) == rows.reserved({}) == rows
 
 
 def test_the_floor_is_itemised(tall_fx3: PackedModel) -> None:

@@ -135,6 +135,7 @@ class Engine:
             self._plan.reserve_fixed(budget, wanted, self._pools.itemise())
             budget.set_reservation(EXPERT_POOL, wanted)
         slots = self._plan.reserve(budget) if self._pools is None else []
+        self._on_demand = self._on_demand.reserved(budget.ledger)
         self._native = self._open_native(slots, io_mode, self._reads)
         self._scratch, self._arena = self._map_memory()
         self._scratch_views: dict[tuple[int, int, int], torch.Tensor] = {}
@@ -185,6 +186,7 @@ class Engine:
                 requests_per_step=max(1, len(self._catalogue.group_numbers)),
                 pools=None if self._pools is None else native_pools(self._pools, self._catalogue.group_numbers),
                 rows_on_demand=self._on_demand.records,
+                keep_row_details=self._on_demand.keeps_details,
             )
         except OSError as error:
             raise open_error(error) from error

@@ -50,8 +50,8 @@ class MemoryPlan:
     dense_bytes: int
     thread_buffer_bytes: int
     """What decoding threads allocate while they look up single rows (codecs whose unit is a shard)."""
-    rows_on_demand_bytes: int = 0
-    """For matrices that are not in the arena because their rows are read on demand."""
+    rows_on_demand: RowsOnDemand = ALL_RESIDENT
+    """Matrices that are not in the arena."""
 
     @classmethod
     def of(
@@ -74,13 +74,18 @@ class MemoryPlan:
             scratch_bytes=(*scratch, tile),
             dense_bytes=sum(block.length for block in blocks) - rows_on_demand.record_bytes,
             thread_buffer_bytes=shard * decode_threads if separable else 0,
-            rows_on_demand_bytes=rows_on_demand.reservation_bytes,
+            rows_on_demand=rows_on_demand,
         )
 
     @property
     def dense_reservation_bytes(self) -> int:
         """Arena memory of the packed dense matrices."""
         return _whole_huge_pages(self.dense_bytes)
+
+    @property
+    def rows_on_demand_bytes(self) -> int:
+        """What matrices take at least that are not in the arena."""
+        return self.rows_on_demand.reservation_bytes
 
     @property
     def scratch_reservation_bytes(self) -> int:
@@ -123,7 +128,8 @@ class MemoryPlan:
         return slots_by_class
 
     def reserve_fixed(self, budget: MemoryBudget, pool_bytes: int, pool: str) -> None:
-        """Enter everything but the expert pool into the budget's ledger.
+        """Enter everything but the expert pool into the budget's ledger, with the details of rows on demand if there is
+        memory for them (``RowsOnDemand.within``).
 
         Args:
             budget: what has been reserved in it is kept.
@@ -151,3 +157,6 @@ class MemoryPlan:
             )
         for name, count in fixed.items():
             budget.set_reservation(name, count)
+        if self.rows_on_demand_bytes:
+            rows = self.rows_on_demand.within(budget.free_bytes, pool_bytes)
+            budget.set_reservation(ROWS_ON_DEMAND, rows.memory_bytes)
