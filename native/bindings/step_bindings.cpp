@@ -140,11 +140,11 @@ void attention_step(const ProcessBoundEngine& engine, const HeldAttention& atten
                     const std::optional<Angles>& cosines, const std::optional<Angles>& sines, Entries keys,
                     Entries values, uint64_t length, OutWords2 out) {
   const CacheEntries entries(attention.layer.shape, keys, values, length, x.shape(0));
-  if (out.shape(0) != x.shape(0)) throw std::invalid_argument("the output has another number of rows");
+  if (out.shape(0) % entries.sequences != 0) throw std::invalid_argument("the output has another number of rows");
   const RotaryPositions positions = rotary_positions(cosines, sines, entries.sequences, entries.tokens);
   nb::gil_scoped_release release;
-  engine.get().attention_step(attention.layer, rows_of(x), entries.sequences, positions, entries.cache,
-                              {out.data(), out.size()});
+  engine.get().attention_step(attention.layer, rows_of(x), entries.sequences, out.shape(0) / entries.sequences,
+                              positions, entries.cache, {out.data(), out.size()});
 }
 
 void feed_forward_step(const ProcessBoundEngine& engine, const HeldNetwork& network, Words2 x, OutWords2 out) {
@@ -222,11 +222,12 @@ void bind_steps(nb::module_& module) {
            "key_norm"_a, "heads: of queries, of keys and values, and their dimensions.");
   nb::class_<HeldNetwork>(module, "DenseNetwork")
       .def("__init__", &init_network, "gate"_a, "up"_a, "down"_a, "activation"_a);
-  module.def("attention_step", &attention_step, "engine"_a, "layer"_a, "x"_a.noconvert(),
-             "cosines"_a.noconvert().none(), "sines"_a.noconvert().none(), "keys"_a.noconvert(), "values"_a.noconvert(),
-             "length"_a, "out"_a.noconvert(),
-             "Attention of the new tokens of each sequence, the rows of x (BF16 patterns [rows, hidden]): one behind "
-             "`length` cached ones, or several behind none. Their own keys and values are written to the cache.");
+  module.def(
+      "attention_step", &attention_step, "engine"_a, "layer"_a, "x"_a.noconvert(), "cosines"_a.noconvert().none(),
+      "sines"_a.noconvert().none(), "keys"_a.noconvert(), "values"_a.noconvert(), "length"_a, "out"_a.noconvert(),
+      "Attention of the new tokens of each sequence, the rows of x (BF16 patterns [rows, hidden]): one behind "
+      "`length` cached ones, or several behind none. Their own keys and values are written to the cache. `out` is of "
+      "the last tokens of each sequence, as many as it has rows for.");
   module.def("feed_forward_step", &feed_forward_step, "engine"_a, "network"_a, "x"_a.noconvert(), "out"_a.noconvert(),
              "down(activation(gate x, up x)) of BF16 patterns [rows, hidden].");
   nb::class_<RouterFormula>(module, "RouterFormula")

@@ -154,8 +154,9 @@ class Engine {
   // Parts of a decoder layer with dense matrices only. Results do not depend on the number of sequences either.
   //
   // Attention of as many new tokens of each of `sequences` as x.rows holds: one behind the cached ones, or several, a
-  // prompt, behind none. Their keys and values are written to the cache: out BF16 [x.rows][rows of the output].
-  void attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences,
+  // prompt, behind none. Their keys and values are written to the cache. The output is that of the last `asked` tokens
+  // of each sequence: out BF16 [sequences * asked][rows of the output].
+  void attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences, uint64_t asked,
                       const RotaryPositions& positions, const KeyValueCache& cache, std::span<uint16_t> out);
   // A norm of many rows: out BF16, the shape of x.
   void normalise(const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out);

@@ -25,33 +25,56 @@ std::vector<Projection> Engine::projections(const DenseProjection& dense, uint64
   return result;
 }
 
-void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences,
+namespace {
+
+// The last `asked` rows of each sequence.
+std::vector<uint16_t> last_rows(const BFloat16Rows& x, uint64_t sequences, uint64_t asked) {
+  const uint64_t stride = x.values.size() / sequences;
+  const uint64_t length = x.columns() * asked;
+  std::vector<uint16_t> result;
+  result.reserve(sequences * length);
+  for (uint64_t end = stride; end <= x.values.size(); end += stride) {
+    const auto found = x.values.subspan(end - length, length);
+    result.insert(result.end(), found.begin(), found.end());
+  }
+  return result;
+}
+
+}  // namespace
+
+void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences, uint64_t asked,
                             const RotaryPositions& positions, const KeyValueCache& cache, std::span<uint16_t> out) {
   std::lock_guard lock(mutex_);
   require_open();
   const uint64_t hidden = x.columns();
   const AttentionShape& shape = layer.shape;
   shape.check();
-  if (out.size() % x.rows != 0) throw std::invalid_argument("the output has another shape");
   if (sequences == 0 || x.rows % sequences != 0)
     throw std::invalid_argument("sequences have the same number of tokens");
+  if (asked == 0 || asked > x.rows / sequences) throw std::invalid_argument("tokens are asked for that there are not");
+  const uint64_t out_rows = sequences * asked;
+  if (out.size() % out_rows != 0) throw std::invalid_argument("the output has another shape");
   const uint64_t query_columns = shape.query_heads * shape.head_dimension;
   const uint64_t key_columns = shape.key_value_heads * shape.head_dimension;
   const Stopwatch stopwatch(counters_.compute_seconds);
   const simd::GemvKernels& kernels = simd::gemv_kernels(options_.instruction_set);
 
-  std::vector<uint16_t> queries(x.rows * query_columns);
+  std::vector<uint16_t> queries(out_rows * query_columns);
   std::vector<uint16_t> keys(x.rows * key_columns);
   std::vector<uint16_t> values(x.rows * key_columns);
-  multiply_jointly(x, hidden,
-                   {{&layer.query, queries.data(), query_columns},
-                    {&layer.key, keys.data(), key_columns},
-                    {&layer.value, values.data(), key_columns}},
-                   kernels);
-  std::vector<uint16_t> attended(x.rows * query_columns);
-  mix_values(layer, {queries.data(), keys.data(), values.data(), sequences, x.rows / sequences}, positions, cache,
-             attended.data());
-  multiply_jointly({attended, x.rows}, query_columns, {{&layer.output, out.data(), out.size() / x.rows}}, kernels);
+  std::vector<DenseProduct> products = {{&layer.key, keys.data(), key_columns},
+                                        {&layer.value, values.data(), key_columns}};
+  const DenseProduct query{&layer.query, queries.data(), query_columns};
+  if (out_rows == x.rows) {
+    products.insert(products.begin(), query);
+  } else {
+    multiply_jointly({last_rows(x, sequences, asked), out_rows}, hidden, {query}, kernels);
+  }
+  multiply_jointly(x, hidden, products, kernels);
+  std::vector<uint16_t> attended(out_rows * query_columns);
+  mix_values(layer, {queries.data(), keys.data(), values.data(), sequences, x.rows / sequences, asked}, positions,
+             cache, attended.data());
+  multiply_jointly({attended, out_rows}, query_columns, {{&layer.output, out.data(), out.size() / out_rows}}, kernels);
 }
 
 void Engine::mix_values(const AttentionLayer& layer, const ProjectedTokens& tokens, const RotaryPositions& positions,
@@ -64,7 +87,7 @@ void Engine::mix_values(const AttentionLayer& layer, const ProjectedTokens& toke
            simd::attention_kernels(options_.instruction_set));
   } else {
     const PromptInputs inputs{tokens.sequences, tokens.tokens,    tokens.queries, tokens.keys,
-                              tokens.values,    layer.query_norm, layer.key_norm};
+                              tokens.values,    layer.query_norm, layer.key_norm, tokens.asked};
     attend_prompt(layer.shape, inputs, positions, cache, out, *compute_threads_,
                   simd::prompt_attention(options_.instruction_set));
   }

@@ -162,6 +162,34 @@ void test_values_and_bits() {
   }
 }
 
+void test_the_last_tokens_alone_are_the_same() {
+  for (const Case& each : cases()) {
+    const uint64_t width = each.shape.query_heads * each.shape.head_dimension;
+    for (const InstructionSet instruction_set : sets_with_kernels()) {
+      const Result whole = attended(each, 1, instruction_set);
+      for (const uint64_t asked : {uint64_t{1}, (each.tokens + 1) / 2, each.tokens}) {
+        Words queries, expected;
+        for (uint64_t end = each.tokens; end <= each.sequences * each.tokens; end += each.tokens) {
+          const auto from = static_cast<ptrdiff_t>((end - asked) * width);
+          const auto to = static_cast<ptrdiff_t>(end * width);
+          queries.insert(queries.end(), each.queries.begin() + from, each.queries.begin() + to);
+          expected.insert(expected.end(), whole.out.begin() + from, whole.out.begin() + to);
+        }
+        Result result(each);
+        result.out.resize(expected.size());
+        ComputeThreads pool(2);
+        attend_prompt(each.shape,
+                      {each.sequences, each.tokens, queries.data(), each.keys.data(), each.values.data(),
+                       each.query_norm(), each.key_norm(), asked},
+                      {each.cosines.data(), each.sines.data(), each.rotated, each.stride()},
+                      {result.keys.data(), result.values.data(), 0, each.capacity}, result.out.data(), pool,
+                      simd::prompt_attention(instruction_set));
+        assert(result.out == expected && result.keys == whole.keys && result.values == whole.values);
+      }
+    }
+  }
+}
+
 // Scores that grow from key to key, so that each block has a new largest one, and the reverse.
 void test_the_largest_score_moves() {
   for (const float direction : {1.0f, -1.0f}) {
@@ -223,10 +251,11 @@ bool refused(const Call& call) {
 void test_what_is_refused() {
   Case each{.shape = {2, 1, 16, 0.25f}, .tokens = 4, .capacity = 4};
   each.fill(3);
-  const auto attempt = [](const Case& given, uint64_t length, simd::PromptAttention kernel) {
+  uint64_t asked = 4;
+  const auto attempt = [&asked](const Case& given, uint64_t length, simd::PromptAttention kernel) {
     Result result(given);
     ComputeThreads pool(1);
-    const PromptInputs inputs{1, 4, given.queries.data(), given.keys.data(), given.values.data(), {}, {}};
+    const PromptInputs inputs{1, 4, given.queries.data(), given.keys.data(), given.values.data(), {}, {}, asked};
     attend_prompt(given.shape, inputs, {nullptr, nullptr, given.rotated, 0},
                   {result.keys.data(), result.values.data(), length, given.capacity}, result.out.data(), pool, kernel);
   };
@@ -234,6 +263,9 @@ void test_what_is_refused() {
   attempt(each, 0, kernel);
   assert(refused([&] { attempt(each, 1, kernel); }));
   assert(refused([&] { attempt(each, 0, nullptr); }));
+  asked = 5;
+  assert(refused([&] { attempt(each, 0, kernel); }));
+  asked = 4;
   const auto changed = [&](auto change) {
     Case other = each;
     change(other);
@@ -255,6 +287,7 @@ int main() {
     return 0;
   }
   zipmoe::test_values_and_bits();
+  zipmoe::test_the_last_tokens_alone_are_the_same();
   zipmoe::test_the_largest_score_moves();
   zipmoe::test_what_is_not_finite_or_denormal();
   zipmoe::test_what_is_refused();

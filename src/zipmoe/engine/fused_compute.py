@@ -121,7 +121,7 @@ class FusedCompute:
         Returns:
             BF16, the shape of ``x``.
         """
-        return self._attention(layer, x, cosines, sines, keys_and_values, tokens)
+        return self._attention(layer, x, cosines, sines, keys_and_values, tokens, 1)
 
     def prompt_attention(
         self,
@@ -130,6 +130,7 @@ class FusedCompute:
         cosines: torch.Tensor,
         sines: torch.Tensor,
         keys_and_values: CacheBuffers,
+        asked: int,
     ) -> torch.Tensor:
         """Causal attention of several new tokens of each sequence, behind none that are cached.
 
@@ -139,11 +140,12 @@ class FusedCompute:
             cosines: BF16 [sequences or 1, tokens, rotated dimensions], contiguous.
             sines: as ``cosines``.
             keys_and_values: the cache's buffers, empty and with room for the tokens.
+            asked: for how many tokens, the last ones of each sequence, the output is wanted.
 
         Returns:
-            BF16, the shape of ``x``.
+            BF16 [sequences, asked, hidden].
         """
-        return self._attention(layer, x, cosines, sines, keys_and_values, 0)
+        return self._attention(layer, x, cosines, sines, keys_and_values, 0, asked)
 
     def _attention(
         self,
@@ -153,10 +155,11 @@ class FusedCompute:
         sines: torch.Tensor,
         keys_and_values: CacheBuffers,
         tokens: int,
+        asked: int,
     ) -> torch.Tensor:
         engine = self._engine
-        out = torch.empty_like(x)
         hidden = x.shape[-1]
+        out = torch.empty((x.shape[0], asked, hidden), dtype=torch.bfloat16)
         with engine._exclusive(), named_record_errors(engine._catalogue):
             _native.attention_step(
                 engine._native,

@@ -19,11 +19,11 @@ from zipmoe.engine.memory_usage import return_free_memory
 from zipmoe.engine.workspace import attention_bytes
 from zipmoe.errors import BudgetExceededError
 from zipmoe.hf.cache_room import has_room
+from zipmoe.hf.call_shape import call_shape
 from zipmoe.hf.room_reservation import MissingRoom, RoomReservation, spare_bytes
 
 GROWTH_TOKENS = 256
 """The cache's reservation grows by this many tokens where they fit, so that not every token resizes the pool."""
-_INPUTS = ("decoder_input_ids", "input_ids", "inputs_embeds", "decoder_inputs_embeds")
 
 
 def watch_budget(model: nn.Module, engine: Engine) -> None:
@@ -173,9 +173,3 @@ def _is_cache(value: Any) -> bool:
     return any(
         base.__name__.endswith("Cache") and base.__module__.startswith("transformers.") for base in type(value).__mro__
     )
-
-
-def call_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-    """(sequences, new tokens of each) of a call."""
-    given = next((kwargs[name] for name in _INPUTS if kwargs.get(name) is not None), args[0] if args else None)
-    return (given.shape[0], given.shape[1]) if isinstance(given, torch.Tensor) and given.dim() > 1 else (0, 0)

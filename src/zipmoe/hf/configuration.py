@@ -49,6 +49,7 @@ _LOADING_ATTRIBUTES = (
     "early_routing",
     "look_ahead",
     "fused_steps",
+    "last_positions",
 )
 
 
@@ -97,6 +98,9 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         fused_steps: in the mode ``"fast"``, compute attention, feed-forward networks, norms and routers by one call of
             the native core each (docs/compute.md, "Steps and prompts"), where it can. ``False`` leaves them to the
             family's own code, whose products the native core computes one by one: for comparisons.
+        last_positions: in the mode ``"fast"``, let the last layer of a prompt compute only the positions whose logits
+            are asked for (``logits_to_keep``, which ``generate`` gives), where nothing looks at the others
+            (docs/compute.md, "The last layer of a prompt"). ``False`` computes all of them.
         quant_method: ``"zipmoe"``, as config.json says.
         format_version: version of the packed folder, as config.json says.
 
@@ -125,6 +129,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         early_routing: bool = True,
         look_ahead: bool | None = None,
         fused_steps: bool = True,
+        last_positions: bool = True,
         quant_method: str = QUANT_METHOD,
         format_version: int = FORMAT_VERSION,
         **unknown: Any,
@@ -164,6 +169,7 @@ class ZipMoEConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.early_routing = _true_or_false("early_routing", early_routing)
         self.look_ahead = None if look_ahead is None else _true_or_false("look_ahead", look_ahead)
         self.fused_steps = _true_or_false("fused_steps", fused_steps)
+        self.last_positions = _true_or_false("last_positions", last_positions)
         self.opened_folder: PackedFolder | None = None
         if mode is not None:
             one_of("mode", mode, MODES)

@@ -24,6 +24,7 @@ from zipmoe.hf.first_use import all_agree, same_formula
 from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.fused_norm import norm_epsilon
 from zipmoe.hf.implementation_choice import attention_implementation, sdpa_is_transformers_own
+from zipmoe.hf.last_positions import LastPositions
 from zipmoe.hf.mentioned_names import mentioned_names
 from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_linear import PackedLinear
@@ -120,6 +121,8 @@ class FusedAttention(FusedModule):
     """Placed before the family's class."""
 
     _zipmoe_native: _Native | None
+    _zipmoe_last_positions: LastPositions | None = None
+    """Of the last layer: which positions' output is asked for."""
     config: Any
     layer_idx: int
 
@@ -153,8 +156,12 @@ class FusedAttention(FusedModule):
         """Attention of a prompt, which the cache holds afterwards."""
         prompts, given = call.native.prompts, (call.hidden_states, call.cosines, call.sines)
         if prompts.checked:
-            output, entries = prompts.attend(*given)
+            last_positions = self._zipmoe_last_positions
+            asked = 0 if last_positions is None else last_positions.positions(call.hidden_states)
+            output, entries = prompts.attend(*given, asked)
             hold(call.cache, self.layer_idx, entries)
+            if asked and last_positions is not None:
+                output = last_positions.spread(output, call.hidden_states.shape[1])
             return output, None
         own = super().forward(**kwargs)
         layer = call.cache.layers[self.layer_idx]

@@ -16,9 +16,10 @@ from torch import nn
 from zipmoe.engine.engine import Engine
 from zipmoe.engine.look_ahead import LookAhead, can_look_ahead, holds_all_experts
 from zipmoe.engine.record_catalogue import GroupHandle
-from zipmoe.hf.budget_watch import call_shape
+from zipmoe.hf.call_shape import call_shape
 from zipmoe.hf.early_routing import EarlyRouter, block_input
 from zipmoe.hf.expert_parameter import ExpertSource
+from zipmoe.hf.last_positions import LastPositions
 
 ROWS_MAX = 3
 """Rows of a step for which the likeliest experts are predicted: with more, a layer asks for too many of them, until
@@ -51,6 +52,8 @@ class RoutedBlock:
 
     def __init__(self, block: nn.Module, router: str, experts: str, flattened: bool, width: int, top_k: int) -> None:
         self.following: RoutedBlock | None = None
+        self.last_positions: LastPositions | None = None
+        """Which of a pass's hidden states the block will be given; None: all."""
         self._block = weakref.ref(block)
         self._router = router
         self._experts = experts
@@ -67,7 +70,7 @@ class RoutedBlock:
 
     def predict(self, look_ahead: LookAhead, given: torch.Tensor) -> None:
         """Predict this block's experts from the hidden states that another block was given."""
-        found = self.likely(given)
+        found = self.likely(given if self.last_positions is None else self.last_positions.narrow(given))
         if found is not None:
             look_ahead.predict(*found)
 
@@ -133,6 +136,8 @@ class LookAheadChain:
 
     def __init__(self, engine: Engine) -> None:
         self._look_ahead = LookAhead(engine) if can_look_ahead(engine) else None
+        self.last_positions: LastPositions | None = None
+        """What the model's last sparse block leaves out."""
         self.first: RoutedBlock | None = None
         """The first sparse block of a pass, if it is one that can be predicted, once it has been called."""
         self._last: RoutedBlock | None = None
@@ -153,6 +158,8 @@ class LookAheadChain:
         if look_ahead is None:
             return
         self._found += 1
+        if self.last_positions is not None and self.last_positions.place.block() is block:
+            routed.last_positions = self.last_positions
         if self._last is not None:
             self._last.following = routed
         elif self.seen == 1:

@@ -24,6 +24,7 @@ from zipmoe.hf.engine_slot import refuse_copy, refuse_gradients
 from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.fused_steps import FusedSteps, count_fused_steps
+from zipmoe.hf.last_positions import LastPositions
 from zipmoe.hf.lazy_weight import LazyWeight
 from zipmoe.hf.look_ahead import LookAheadChain
 from zipmoe.hf.next_token_look_ahead import NextTokenLookAhead
@@ -47,6 +48,8 @@ _UPLOAD_OPTIONS = ("commit_message", "private", "token", "revision", "create_pr"
 class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
     """A sub-model of a packed model."""
 
+    _zipmoe_last_positions_of_caller: LastPositions | None = None
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As ``forward``, without recording gradients: decoded weights do not live long enough for a backward pass.
 
@@ -56,8 +59,11 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor):
                 refuse_gradients(value)
+        last_positions = self._zipmoe_last_positions_of_caller
         with torch.no_grad():
-            return super().__call__(*args, **kwargs)
+            if last_positions is None:
+                return super().__call__(*args, **kwargs)
+            return last_positions.call_base(super().__call__, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy()
@@ -128,18 +134,28 @@ class PackedModel(PackedSubModel):
     zipmoe_mode: str
     zipmoe_look_ahead: LookAheadChain | None = None
     zipmoe_next_token: NextTokenLookAhead | None = None
+    _zipmoe_last_positions: LastPositions | None = None
     _zipmoe_folder: PackedFolder
     _zipmoe_cpus: Sequence[int] | None
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As a sub-model; where few positions' logits are asked for, the last layer may compute only those."""
+        last_positions = self._zipmoe_last_positions
+        if last_positions is None:
+            return super().__call__(*args, **kwargs)
+        return last_positions.call_model(self, super().__call__, args, kwargs)
+
     def zipmoe_mode_line(self) -> str:
         """What runs: codec, mode, combine order, instruction set, I/O backend, budget, pool, which parts of a decode
-        step are one call of the native core, look-ahead and threads.
+        step are one call of the native core, what the last layer leaves out, look-ahead and threads.
         """
         order = combine_order(self.config.get_text_config()._experts_implementation)
         parts = [self.zipmoe_engine.mode_line(self._what_runs(), order.value)]
         steps = self.zipmoe_fused_steps()
         if steps.any():
             parts.append(f"steps in one call each: {steps}")
+        if self._zipmoe_last_positions is not None and self.dtype == torch.bfloat16:
+            parts += filter(None, [self._zipmoe_last_positions.describe()])
         if self.zipmoe_look_ahead is not None:
             parts.append(self.zipmoe_look_ahead.describe())
         if self.zipmoe_next_token is not None:

@@ -24,6 +24,7 @@ from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.engine_opening import open_engine
 from zipmoe.hf.engine_slot import EXACT_DTYPES, EngineSlot
 from zipmoe.hf.fused_steps import fuse_steps
+from zipmoe.hf.last_positions import leave_out_positions
 from zipmoe.hf.look_ahead import LookAheadChain, may_look_ahead
 from zipmoe.hf.model_guards import guard_model
 from zipmoe.hf.next_token_look_ahead import look_ahead_to_next_token
@@ -120,6 +121,10 @@ class ZipMoEQuantizer(HfQuantizer):  # type: ignore[misc]
         early, chain = self.quantization_config.early_routing, model.zipmoe_look_ahead
         if early or chain is not None:
             discover_routers(model, early=early, chain=chain)
+        if compute is not None and self.quantization_config.last_positions:
+            last_positions = leave_out_positions(model)
+            if last_positions is not None and chain is not None:
+                chain.last_positions = last_positions
         return model
 
     def is_serializable(self) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from zipmoe.engine.engine import Engine
 from zipmoe.engine.model_shape import EXPERTS_PER_TOKEN, largest, text_config
 from zipmoe.errors import UnsupportedOperationError
-from zipmoe.hf.budget_watch import call_shape
+from zipmoe.hf.call_shape import call_shape
 from zipmoe.planning.trace import TraceHeader, TraceWriter, open_trace_writer
 
 

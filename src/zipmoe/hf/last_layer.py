@@ -1,0 +1,164 @@
+"""Finds the last layer of a model after whose sparse block nothing looks at another position than its own.
+
+The block must lie in the last of the base model's layers, and what the code of that layer, of the base model and of the
+whole model does afterwards must be known: arithmetic, modules that have shown on a few rows that they keep positions
+apart, and the choice of the positions whose logits are asked for. What is not known is not found, and computed in full.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from zipmoe.hf.mentioned_names import code_after
+from zipmoe.hf.packed_experts import PackedExperts
+from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
+
+_LAYERS = "layers"
+_KNOWN_IN_LAYER = {
+    *("residual_multiplier", "attn_alpha_factor", "attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor"),
+    *("isinstance", "tuple", "float", "to", "dtype"),
+}
+_KNOWN_IN_BASE = {
+    *("config", "num_hidden_layers", "layer_types", "layers_block_type", "enumerate", "isinstance", "dict"),
+    *("MoeModelOutputWithPast", "BaseModelOutputWithPast"),
+}
+_KNOWN_IN_MODEL = {
+    *("last_hidden_state", "slice_logits_to_keep", "hidden_states", "attentions", "router_logits", "cache"),
+    *("past_key_values", "MoeCausalLMOutputWithPast", "CausalLMOutputWithPast", "config", "vocab_size"),
+    *("loss_function", "load_balancing_loss_func", "output_router_logits", "router_aux_loss_coef"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "to", "device", "float", "torch", "tanh"),
+    *("logit_scale", "logits_scaling", "final_logit_softcapping"),
+}
+"""What the code mentions afterwards, beside modules. Loss and balance are computed for labels only."""
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """Where the last sparse block of a model lies. Modules are not kept alive."""
+
+    base_name: str
+    block_name: str
+    """Among the last layer's children."""
+    attention_name: str | None
+    """Of the layer's attention, if nothing after that looks at other positions either."""
+    layer: weakref.ref[nn.Module]
+    block: weakref.ref[nn.Module]
+    after: tuple[weakref.ref[nn.Module], ...]
+    """Modules of the base model through which hidden states go afterwards."""
+    forwards: tuple[Callable[..., Any], ...]
+    """Of the classes of the model, its base model, the layer and the block."""
+
+    def is_as_found(self, model: Any) -> bool:
+        """Whether ``model`` still has these parts and their code, and nobody looks at what passes between them."""
+        base = model._modules.get(self.base_name)
+        layers = None if base is None else base._modules.get(_LAYERS)
+        layer, block = self.layer(), self.block()
+        if not layers or layer is None or block is None:
+            return False
+        if sum(each is layer for each in layers) != 1 or layers[-1] is not layer:
+            return False
+        if layer._modules.get(self.block_name) is not block or any(hooks_of_all_modules()):
+            return False
+        parts = (model, base, layer, block)
+        if any(type(part).forward is not known for part, known in zip(parts, self.forwards, strict=True)):
+            return False
+        if "forward" in vars(model) or any(map(_is_foreign, vars(model)["_forward_pre_hooks"].values())):
+            return False
+        later = [module for reference in self.after if (module := reference()) is not None]
+        return len(later) == len(self.after) and all(map(_is_quiet, (base, *later, *layer.modules())))
+
+
+def find_last_layer(model: Any) -> LastLayer | None:
+    """The last sparse block of ``model``, whose weights are there, if it is safe to give it some positions only."""
+    base_name = model.base_model_prefix
+    base = model._modules.get(base_name)
+    layers = None if base is None else base._modules.get(_LAYERS)
+    if not isinstance(layers, nn.ModuleList) or len(layers) == 0:
+        return None
+    layer: Any = layers[-1]
+    blocks = [
+        name
+        for name, child in layer.named_children()
+        if any(isinstance(grandchild, PackedExperts) for grandchild in child.children())
+    ]
+    if len(blocks) != 1:
+        return None
+    output = model.get_output_embeddings()
+    heads = {name for name, child in model.named_children() if child is output and isinstance(child, nn.Linear)}
+    after_base = code_after(type(model).forward, base_name)
+    after_layers = code_after(type(base).forward, _LAYERS)
+    if after_base is None or after_layers is None or after_base.slices or after_layers.slices > 1 or len(heads) != 1:
+        return None
+    if not {"slice_logits_to_keep", *heads} <= after_base.names <= _KNOWN_IN_MODEL | heads:
+        return None
+    width = output.in_features
+    modules = after_layers.names - _KNOWN_IN_BASE
+    if not _keep_positions_apart(base, modules, width) or not _ends_in(layer, blocks[0], width):
+        return None
+    attentions = [name for name in ("self_attn",) if _ends_in(layer, name, width, blocks[0])]
+    block = layer._modules[blocks[0]]
+    return LastLayer(
+        base_name,
+        blocks[0],
+        attentions[0] if attentions else None,
+        weakref.ref(layer),
+        weakref.ref(block),
+        tuple(weakref.ref(base._modules[name]) for name in sorted(modules)),
+        tuple(type(part).forward for part in (model, base, layer, block)),
+    )
+
+
+def _ends_in(layer: Any, name: str, width: int, *later: str) -> bool:
+    """Whether after the child ``name`` of a layer come only ``later`` ones and what keeps positions apart."""
+    after = code_after(type(layer).forward, name)
+    if after is None or after.slices or not after.names.issuperset(later):
+        return False
+    return _keep_positions_apart(layer, after.names - _KNOWN_IN_LAYER - {*later}, width)
+
+
+def _keep_positions_apart(module: Any, children: frozenset[str], width: int) -> bool:
+    return all(
+        isinstance(module._modules.get(name), nn.Module) and keeps_positions_apart(module._modules[name], width)
+        for name in children
+    )
+
+
+def keeps_positions_apart(module: Any, width: int) -> bool:
+    """Whether a module's output for the last positions does not depend on what it is given for others.
+
+    Args:
+        module: takes BF16 (sequences, positions, width), and gives as many positions.
+        width: of the hidden states.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn((2, 5, width), generator=generator).to(torch.bfloat16)
+    poisoned = rows.clone()
+    poisoned[:, :-2] = torch.nan
+    with torch.inference_mode():
+        try:
+            found, expected = module.forward(poisoned), module.forward(rows)  # no calls: hooks are not to see this
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+            return False  # it wants something else
+    if not isinstance(found, torch.Tensor) or found.shape[:2] != rows.shape[:2]:
+        return False
+    return torch.equal(found[:, -2:], expected[:, -2:])
+
+
+def _is_quiet(module: nn.Module) -> bool:
+    """Whether a call of a module runs its class's ``forward``, and else nothing but our own hooks."""
+    return "forward" not in vars(module) and not any(map(_is_foreign, _hooks(module)))
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    for name in HOOKS:
+        yield from vars(module)[name].values()
+
+
+def _is_foreign(hook: Any) -> bool:
+    return not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("zipmoe.")
