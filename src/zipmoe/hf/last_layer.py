@@ -8,7 +8,7 @@ apart, and the choice of the positions whose logits are asked for. What is not k
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from zipmoe.hf.packed_experts import PackedExperts
 from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
 
 _LAYERS = "layers"
+_ATTENTION = "self_attn"
 _KNOWN_IN_LAYER = {
     *("residual_multiplier", "attn_alpha_factor", "attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor"),
     *("isinstance", "tuple", "float", "to", "dtype"),
@@ -49,8 +50,10 @@ class LastLayer:
     """Of the layer's attention, if nothing after that looks at other positions either."""
     layer: weakref.ref[nn.Module]
     block: weakref.ref[nn.Module]
-    after: tuple[weakref.ref[nn.Module], ...]
-    """Modules of the base model through which hidden states go afterwards."""
+    in_layer: Mapping[str, weakref.ref[nn.Module]]
+    """Children of the layer through which hidden states go afterwards."""
+    in_base: Mapping[str, weakref.ref[nn.Module]]
+    """Children of the base model through which they go then."""
     forwards: tuple[Callable[..., Any], ...]
     """Of the classes of the model, its base model, the layer and the block."""
 
@@ -70,8 +73,11 @@ class LastLayer:
             return False
         if "forward" in vars(model) or any(map(_is_foreign, vars(model)["_forward_pre_hooks"].values())):
             return False
-        later = [module for reference in self.after if (module := reference()) is not None]
-        return len(later) == len(self.after) and all(map(_is_quiet, (base, *later, *layer.modules())))
+        for holder, children in ((layer, self.in_layer), (base, self.in_base)):
+            if any(holder._modules.get(name) is not child() for name, child in children.items()):
+                return False
+        later = [base._modules[name] for name in self.in_base]
+        return all(map(_is_quiet, (base, *later, *layer.modules())))
 
 
 def find_last_layer(model: Any) -> LastLayer | None:
@@ -98,35 +104,38 @@ def find_last_layer(model: Any) -> LastLayer | None:
     if not {"slice_logits_to_keep", *heads} <= after_base.names <= _KNOWN_IN_MODEL | heads:
         return None
     width = output.in_features
-    modules = after_layers.names - _KNOWN_IN_BASE
-    if not _keep_positions_apart(base, modules, width) or not _ends_in(layer, blocks[0], width):
+    in_base = _kept_apart(base, after_layers.names - _KNOWN_IN_BASE, width)
+    after_block = _after_child(layer, blocks[0], width)
+    if in_base is None or after_block is None:
         return None
-    attentions = [name for name in ("self_attn",) if _ends_in(layer, name, width, blocks[0])]
+    after_attention = _after_child(layer, _ATTENTION, width, blocks[0])
     block = layer._modules[blocks[0]]
     return LastLayer(
         base_name,
         blocks[0],
-        attentions[0] if attentions else None,
+        None if after_attention is None else _ATTENTION,
         weakref.ref(layer),
         weakref.ref(block),
-        tuple(weakref.ref(base._modules[name]) for name in sorted(modules)),
+        after_block | (after_attention or {}),
+        in_base,
         tuple(type(part).forward for part in (model, base, layer, block)),
     )
 
 
-def _ends_in(layer: Any, name: str, width: int, *later: str) -> bool:
-    """Whether after the child ``name`` of a layer come only ``later`` ones and what keeps positions apart."""
+def _after_child(layer: Any, name: str, width: int, *later: str) -> dict[str, weakref.ref[nn.Module]] | None:
+    """What comes after a child of a layer, beside ``later``, if it is known and keeps positions apart."""
     after = code_after(type(layer).forward, name)
     if after is None or after.slices or not after.names.issuperset(later):
-        return False
-    return _keep_positions_apart(layer, after.names - _KNOWN_IN_LAYER - {*later}, width)
+        return None
+    return _kept_apart(layer, after.names - _KNOWN_IN_LAYER - {*later}, width)
 
 
-def _keep_positions_apart(module: Any, children: frozenset[str], width: int) -> bool:
-    return all(
-        isinstance(module._modules.get(name), nn.Module) and keeps_positions_apart(module._modules[name], width)
-        for name in children
-    )
+def _kept_apart(module: Any, names: frozenset[str], width: int) -> dict[str, weakref.ref[nn.Module]] | None:
+    """Children of these names, if all are some that keep positions apart."""
+    children = {name: module._modules.get(name) for name in names}
+    if not all(isinstance(child, nn.Module) and keeps_positions_apart(child, width) for child in children.values()):
+        return None
+    return {name: weakref.ref(child) for name, child in children.items()}
 
 
 def keeps_positions_apart(module: Any, width: int) -> bool:

@@ -78,12 +78,12 @@ class LastPositions:
         block.register_forward_hook(self._after_block)
         layer: Any = self.place.layer()
         name = self.place.attention_name
-        attention = None if name is None else layer._modules[name]
+        attention: Any = None if name is None else layer._modules[name]
         if hasattr(attention, "_zipmoe_last_positions"):
             attention._zipmoe_last_positions = self
             self.with_attention = True
         model._modules[self.place.base_name]._zipmoe_last_positions_of_caller = self
-        model._zipmoe_last_positions = self
+        model.zipmoe_last_positions = self
 
     def describe(self) -> str:
         """The part of the mode line."""
@@ -182,12 +182,13 @@ class LastPositions:
         state.length = given.shape[1]
         return (narrowed,), {}
 
-    def _after_block(self, block: nn.Module, _: Any, output: Any) -> torch.Tensor | None:
+    def _after_block(self, block: nn.Module, _: Any, output: Any) -> Any:
         state = self._state
         length, given = state.length, state.given
         state.length, state.given = 0, None
         if length:
-            return self.spread(output, length)
+            whole = self.spread(_hidden_states(output), length)
+            return (whole, *output[1:]) if isinstance(output, tuple) else whole
         if given is not None:
             self._compare(block, given, output)
         return None
@@ -195,14 +196,21 @@ class LastPositions:
     def _compare(self, block: nn.Module, given: torch.Tensor, output: Any) -> None:
         """The block has been given all positions: would it say the same of the last ones alone?"""
         asked = self._state.active
-        found = block.forward(given[:, -asked:].contiguous())  # not a call: its hooks have run
-        if not isinstance(output, torch.Tensor) or not isinstance(found, torch.Tensor):
-            self._trials_left = 0  # other things come with it
+        own = _hidden_states(output)
+        if own is None or own.shape != given.shape:
+            self._trials_left = 0
             return
-        verdict = output.shape == given.shape and same_formula(found, output[:, -asked:])
+        found = _hidden_states(block.forward(given[:, -asked:].contiguous()))  # not a call: its hooks have run
+        verdict = found is not None and same_formula(found, own[:, -asked:])
         if verdict is False:
             self._trials_left -= 1
         self._state.agreed = verdict is True
+
+
+def _hidden_states(output: Any) -> Any:
+    """Of what a block returns: them, or them and its router's scores."""
+    first = output[0] if isinstance(output, tuple) and output else output
+    return first if isinstance(first, torch.Tensor) and first.dim() == 3 else None
 
 
 def leave_out_positions(model: Any) -> LastPositions | None:

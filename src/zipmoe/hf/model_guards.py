@@ -134,13 +134,13 @@ class PackedModel(PackedSubModel):
     zipmoe_mode: str
     zipmoe_look_ahead: LookAheadChain | None = None
     zipmoe_next_token: NextTokenLookAhead | None = None
-    _zipmoe_last_positions: LastPositions | None = None
+    zipmoe_last_positions: LastPositions | None = None
     _zipmoe_folder: PackedFolder
     _zipmoe_cpus: Sequence[int] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As a sub-model; where few positions' logits are asked for, the last layer may compute only those."""
-        last_positions = self._zipmoe_last_positions
+        last_positions = self.zipmoe_last_positions
         if last_positions is None:
             return super().__call__(*args, **kwargs)
         return last_positions.call_model(self, super().__call__, args, kwargs)
@@ -154,8 +154,8 @@ class PackedModel(PackedSubModel):
         steps = self.zipmoe_fused_steps()
         if steps.any():
             parts.append(f"steps in one call each: {steps}")
-        if self._zipmoe_last_positions is not None and self.dtype == torch.bfloat16:
-            parts += filter(None, [self._zipmoe_last_positions.describe()])
+        if self.zipmoe_last_positions is not None and self.dtype == torch.bfloat16:
+            parts += filter(None, [self.zipmoe_last_positions.describe()])
         if self.zipmoe_look_ahead is not None:
             parts.append(self.zipmoe_look_ahead.describe())
         if self.zipmoe_next_token is not None:
