@@ -21,7 +21,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +142,15 @@ def first_token_verdicts(rows: Rows, tokens: int) -> list[Verdict]:
     """TTFT at 50 %."""
     value = rows.over(Contender.LLAMA_CPP, "50%", "best_ttft_seconds")
     floor = rows.value(Contender.ZIPMOE, "50%", "prefill")
-    return [
-        at_least(f"50%: first token after {tokens} tokens faster than llama.cpp's", value, 2.5),
-        at_most(
-            f"50%: first token after {tokens} tokens over max(compressed bytes read / disk rate, FLOPs / GEMM rate)",
-            None if floor is None else floor.achieved_over_floor,
-            1.3,
-        ),
-    ]
+    over_floor = at_most(
+        f"50%: first token after {tokens} tokens over max(compressed bytes read / disk rate, FLOPs / GEMM rate)",
+        None if floor is None else floor.achieved_over_floor,
+        1.3,
+    )
+    if floor is not None:
+        strict = f"without what the last layer need not compute: {_factor(floor.achieved_over_strict_floor)}"
+        over_floor = replace(over_floor, measured=f"{over_floor.measured} ({strict})")
+    return [at_least(f"50%: first token after {tokens} tokens faster than llama.cpp's", value, 2.5), over_floor]
 
 
 def batch_verdicts(rows: Rows) -> list[Verdict]:

@@ -36,6 +36,25 @@ def test_sliding_attention_looks_back_no_further_than_its_window() -> None:
     assert work.operations(1) == 2 * 10
 
 
+def test_operations_that_the_logits_need() -> None:
+    # of 1000 weights 300 are the last layer's, which one token of three passes, looking at 3 positions and not at 6
+    work = PrefillWork(1000.0, 500, 64, last_layer_parameters=300.0, last_layer_attention_width=16)
+    assert work.needed_operations(3) == 2 * (3 * 700 + 300 + 500) + 2 * (48 * 6 + 16 * 3)
+    assert work.needed_operations(3, sequences=4) == 4 * work.needed_operations(3)
+    assert work.needed_operations(1) == work.operations(1)
+    slides = PrefillWork(0.0, 0, 0, 30, 2, last_layer_attention_width=10, last_layer_slides=True)
+    assert slides.needed_operations(5) == 2 * (20 * (1 + 2 + 2 + 2 + 2) + 10 * 2)
+
+
+def test_the_strict_floor_has_fewer_operations() -> None:
+    work = PrefillWork(100.0, 0, 0, last_layer_parameters=50.0)
+    found = prefill_floor([_generation(2.2, 0)], 10, work, RATES)
+    assert found is not None
+    assert (found.operations, found.needed_operations) == (2000.0, 1100.0)
+    assert found.achieved_over_floor == 2.2
+    assert found.achieved_over_strict_floor == pytest.approx(4.0)
+
+
 def test_a_model_counted_by_hand(tiny_packed: Path) -> None:
     model = load(str(tiny_packed))
     folder = PackedFolder.open(tiny_packed)
@@ -52,6 +71,10 @@ def test_a_model_counted_by_hand(tiny_packed: Path) -> None:
     assert found.sequence_parameters == config.vocab_size * hidden
     assert found.full_attention_width == layers * heads * 2 * head
     assert found.sliding_attention_width == 0
+    queries_and_output = 2 * heads * head * hidden
+    assert found.last_layer_parameters == queries_and_output + experts + shared + router
+    assert found.last_layer_attention_width == heads * 2 * head
+    assert not found.last_layer_slides
     assert PrefillWork.from_json(json.loads(json.dumps(found.to_json()))) == found
     model.zipmoe_engine.close()
 
@@ -67,7 +90,7 @@ RATES = (MachineRates(1.0, 900.0, "", 1900.0), MachineRates(1.0, 1100.0, "", 210
 def test_the_larger_bound_counts_and_the_median_prompt() -> None:
     # 10 tokens are 2000 operations, 1 s; 3000 bytes are 3 s
     by_disk = prefill_floor([_generation(9.0, 3000)], 10, WORK, RATES)
-    assert by_disk == PrefillFloor(3000.0, 2000.0, 3.0, 1.0, 9.0)
+    assert by_disk == PrefillFloor(3000.0, 2000.0, 3.0, 1.0, 9.0, 2000.0, 1.0)
     assert (by_disk.floor_seconds, by_disk.achieved_over_floor, by_disk.bound_by) == (3.0, 3.0, "disk")
     prompts = [_generation(9.0, 3000), _generation(1.2, 500), _generation(2.0, 0)]
     found = prefill_floor(prompts, 10, WORK, RATES)
@@ -96,9 +119,10 @@ def test_rows_and_tables_show_it() -> None:
         batches=(((1,) * 10,),),
     )
     (row,) = rows_of([measured])
-    assert row.prefill == PrefillFloor(3000.0, 2000.0, 3.0, 1.0, 2.0)
+    assert row.prefill == PrefillFloor(3000.0, 2000.0, 3.0, 1.0, 2.0, 2000.0, 1.0)
     assert row.to_json()["prefill"]["bound_by"] == "disk"
-    assert tables_of(row) == "0.67 (disk: 3.000 s)"
+    assert row.to_json()["prefill"]["achieved_over_strict_floor"] == 2 / 3
+    assert tables_of(row) == "0.67 (disk: 3.000 s; strict 0.67)"
 
 
 def tables_of(row: Any) -> str:

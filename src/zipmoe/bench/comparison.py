@@ -71,6 +71,7 @@ class Row:
             fields["prefill"] |= {
                 "floor_seconds": self.prefill.floor_seconds,
                 "achieved_over_floor": self.prefill.achieved_over_floor,
+                "achieved_over_strict_floor": self.prefill.achieved_over_strict_floor,
                 "bound_by": self.prefill.bound_by,
             }
         return fields

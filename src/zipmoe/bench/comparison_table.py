@@ -114,7 +114,8 @@ def _prefill_floor(row: Row) -> str:
     if row.prefill is None:
         return NOTHING
     floor = row.prefill
-    return f"{floor.achieved_over_floor:.2f} ({floor.bound_by}: {floor.floor_seconds:.3f} s)"
+    strict = f"strict {floor.achieved_over_strict_floor:.2f}"
+    return f"{floor.achieved_over_floor:.2f} ({floor.bound_by}: {floor.floor_seconds:.3f} s; {strict})"
 
 
 def _seconds(value: float | None) -> str:

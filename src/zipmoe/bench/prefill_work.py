@@ -1,9 +1,11 @@
-"""Floating-point operations that a prompt needs at least, from the shapes of the model.
+"""Floating-point operations of a prompt's pass as plain Transformers makes it, from the shapes of the model.
 
-Counted are multiplications and additions, two for every weight that a token passes: dense matrices, routers, and as
-many experts as the model activates per token; the output matrix once per sequence, since only the last position's
-logits are needed; and causal attention, query by key and weight by value, for the positions that a token may look at.
-Norms, activations, softmax and rotary embeddings are left out, as they are little work.
+That is a yardstick, and stays the same whatever is left out. Beside it stands what the logits need: in the last layer
+only keys and values of all positions do. Counted are multiplications and additions, two for every weight that a token
+passes: dense matrices, routers, and as many experts as the model activates per token; the output matrix once per
+sequence, since only the last position's logits are needed; and causal attention, query by key and weight by value, for
+the positions that a token may look at. Norms, activations, softmax and rotary embeddings are left out, as they are
+little work.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from zipmoe.store.manifest import Manifest, Record
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _HIDDEN = ("hidden_size", "d_model", "n_embd")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_NOTHING = "\0"
+"""How no name begins."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class PrefillWork:
     sliding_attention_width: int = 0
     """The same for layers that look back no further than ``window``."""
     window: int = 0
+    last_layer_parameters: float = 0.0
+    """Of ``token_parameters``, those that only the last token of every sequence needs to pass: in the last layer."""
+    last_layer_attention_width: int = 0
+    """The last layer's part of the widths, where only the last token needs to look at others."""
+    last_layer_slides: bool = False
+    """Whether it is part of ``sliding_attention_width``."""
 
     def operations(self, tokens: int, sequences: int = 1) -> float:
         """For ``sequences`` prompts of ``tokens`` tokens each."""
@@ -43,6 +53,13 @@ class PrefillWork:
         full = self.full_attention_width * _pairs(tokens, tokens)
         sliding = self.sliding_attention_width * _pairs(tokens, self.window)
         return sequences * (linear + 2.0 * (full + sliding))
+
+    def needed_operations(self, tokens: int, sequences: int = 1) -> float:
+        """The same without what the last layer computes of positions whose logits nobody asks for."""
+        window = self.window if self.last_layer_slides else tokens
+        pairs = _pairs(tokens, window) - min(tokens, window)
+        spared = (tokens - 1) * self.last_layer_parameters + self.last_layer_attention_width * pairs
+        return self.operations(tokens, sequences) - 2.0 * sequences * spared
 
     def to_json(self) -> dict[str, Any]:
         """For the worker's line."""
@@ -59,12 +76,15 @@ def prefill_work(model: nn.Module, manifest: Manifest) -> PrefillWork | None:
     config: Any = model.config
     text = text_config(config)
     experts_per_token = first(text, EXPERTS_PER_TOKEN)
-    widths = _attention_widths(text)
-    if experts_per_token is None or widths is None or getattr(config, "is_encoder_decoder", False):
+    attention = _attention(text)
+    if experts_per_token is None or attention is None or getattr(config, "is_encoder_decoder", False):
         return None
     looked_up = embedding_parameters(model)
     output = _output_parameter(model)
-    dense = sequence = 0
+    dense = sequence = last = 0
+    groups = manifest.expert_groups
+    block, queries, output_of_attention = _spared_in_last_layer(groups[-1].path, len(attention.kinds))
+    looks_back = False
     sizes = [({each.parameter, *each.tied_parameters}, each.rows * each.columns) for each in manifest.dense]
     sizes += [
         ({name}, parameter.numel())
@@ -76,8 +96,35 @@ def prefill_work(model: nn.Module, manifest: Manifest) -> PrefillWork | None:
             sequence += weights
         elif not names <= looked_up:
             dense += weights
-    experts = sum(experts_per_token * _expert_weights(group.records) for group in manifest.expert_groups)
-    return PrefillWork(dense + experts, sequence, *widths)
+            if any(name.startswith((block, queries, output_of_attention)) for name in names):
+                last += weights
+                looks_back |= any(name.startswith(queries) for name in names)
+    experts = [experts_per_token * _expert_weights(group.records) for group in groups]
+    return PrefillWork(
+        dense + sum(experts),
+        sequence,
+        attention.width * attention.kinds.count(_FULL),
+        attention.width * attention.kinds.count(_SLIDING),
+        attention.window,
+        last + experts[-1] if block != _NOTHING else 0.0,
+        attention.width if looks_back and attention.kinds[-1] in (_FULL, _SLIDING) else 0,
+        attention.kinds[-1] == _SLIDING,
+    )
+
+
+def _spared_in_last_layer(last_experts: str, layers: int) -> tuple[str, str, str]:
+    """How the names of the last layer's parameters begin that only tokens pass whose logits are asked for: the sparse
+    block, the queries, and the output of attention.
+
+    Args:
+        last_experts: path of the last experts of the model.
+        layers: of the model.
+    """
+    block = last_experts.rpartition(".")[0]
+    layer = block.rpartition(".")[0]
+    if layer.rpartition(".")[2] != str(layers - 1):
+        return (_NOTHING,) * 3
+    return f"{block}.", f"{layer}.self_attn.q_proj.", f"{layer}.self_attn.o_proj."
 
 
 def _expert_weights(records: Sequence[Record]) -> float:
@@ -91,8 +138,16 @@ def _output_parameter(model: nn.Module) -> str | None:
     return next((f"{name}.weight" for name in names), None) if output is not None else None
 
 
-def _attention_widths(text: Any) -> tuple[int, int, int] | None:
-    """Widths of layers with full and with sliding attention, and the window; other kinds of layers need no pairs."""
+@dataclass(frozen=True)
+class _Attention:
+    width: int
+    """Heads times (query width + value width), of a layer."""
+    kinds: list[str]
+    """By layer; others than full and sliding attention need no pairs."""
+    window: int
+
+
+def _attention(text: Any) -> _Attention | None:
     heads, hidden, layers = first(text, _HEADS), first(text, _HIDDEN), first(text, ("num_hidden_layers", "n_layer"))
     if heads is None or hidden is None or layers is None:
         return None
@@ -103,7 +158,7 @@ def _attention_widths(text: Any) -> tuple[int, int, int] | None:
     width = heads * (query + (first(text, ("v_head_dim",)) or query))
     kinds = value(text, "layer_types") or [_FULL] * layers
     window = first(text, ("sliding_window",)) or 0
-    return width * kinds.count(_FULL), width * kinds.count(_SLIDING), window
+    return _Attention(width, list(kinds), window)
 
 
 def _pairs(tokens: int, window: int) -> float:
