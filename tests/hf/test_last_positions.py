@@ -193,6 +193,15 @@ def test_whoever_watches_sees_all_positions(observed, place):
     assert observed.rows == [1] and len(seen) == 1
 
 
+def test_hidden_states_are_true_and_leave_nothing_behind(observed, whole):
+    found = observed(input_ids=PROMPT, logits_to_keep=1, output_hidden_states=True).hidden_states
+    assert observed.rows == [11]
+    expected = whole(input_ids=PROMPT, logits_to_keep=1, output_hidden_states=True).hidden_states
+    assert all(map(torch.equal, found, expected))
+    observed(input_ids=PROMPT, logits_to_keep=1)
+    assert observed.rows == [1]
+
+
 def test_hooks_that_change_arguments_or_are_for_all_modules(observed):
     def ask_for_all(_, args, kwargs):
         return args, kwargs | {"logits_to_keep": 0}

@@ -38,6 +38,11 @@ _KNOWN_IN_MODEL = {
 }
 """What the code mentions afterwards, beside modules. Loss and balance are computed for labels only."""
 
+_KNOWN_HOOKS = ("zipmoe.", "transformers.utils.output_capturing")
+"""Modules whose hooks are no reason to compute all positions: our own, and those that Transformers leaves behind when
+hidden states were asked for, which record in calls that ask for them.
+"""
+
 
 @dataclass(frozen=True)
 class LastLayer:
@@ -170,4 +175,4 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _is_foreign(hook: Any) -> bool:
-    return not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("zipmoe.")
+    return not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith(_KNOWN_HOOKS)

@@ -119,7 +119,7 @@ class LastPositions:
         try:
             return call(*args, **kwargs)
         finally:
-            state.active = before
+            state.active, state.given = before, None
 
     def _asked(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """How many last positions of each sequence, if the others are not looked at; else 0."""
