@@ -303,6 +303,16 @@ def test_exact_and_float32_compute_everything(packed_model, settings):
             assert torch.equal(found, expected)
 
 
+def test_a_model_that_is_widened_computes_everything(packed_model, observed):
+    observed.model.float()
+    found = observed(input_ids=PROMPT, logits_to_keep=1).logits
+    assert observed.rows == [11]
+    with torch.no_grad():
+        expected = packed_model("qwen2_moe").plain(dtype=torch.float32)(input_ids=PROMPT, logits_to_keep=1).logits
+    assert torch.equal(found, expected)
+    assert "of the last layer" not in observed.model.zipmoe_mode_line()
+
+
 def test_requests_and_predictions_name_the_experts_of_the_last_position(packed_model):
     model = load_few_slots(packed_model("qwen2_moe"), True, slots=5, mode="fast")
     engine, paths = model.zipmoe_engine, list(model.zipmoe_engine.folder.manifest.expert_groups)

@@ -151,8 +151,11 @@ class LastPositions:
         Args:
             given: (sequences, positions, hidden), of the base model's call at hand.
         """
-        state = self._state
-        return state.active if self.checked and given.dim() == 3 and tuple(given.shape[:2]) == state.shape else 0
+        return self._state.active if self.checked and self._is_of_the_call(given) else 0
+
+    def _is_of_the_call(self, given: torch.Tensor) -> bool:
+        shape = self._state.shape
+        return given.dtype is torch.bfloat16 and given.dim() == 3 and tuple(given.shape[:2]) == shape
 
     def narrow(self, given: torch.Tensor) -> torch.Tensor:
         """Those of the positions that the last sparse block will be given; ``given`` as for ``positions``."""
@@ -174,7 +177,7 @@ class LastPositions:
             return None
         given = args[0]
         if not self.checked:
-            state.given = given if given.dim() == 3 and tuple(given.shape[:2]) == state.shape else None
+            state.given = given if self._is_of_the_call(given) else None
             return None
         narrowed = self.narrow(given)
         if narrowed is given:
