@@ -59,22 +59,25 @@ void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, 
   const Stopwatch stopwatch(counters_.compute_seconds);
   const simd::GemvKernels& kernels = simd::gemv_kernels(options_.instruction_set);
 
-  std::vector<uint16_t> queries(out_rows * query_columns);
-  std::vector<uint16_t> keys(x.rows * key_columns);
-  std::vector<uint16_t> values(x.rows * key_columns);
-  std::vector<DenseProduct> products = {{&layer.key, keys.data(), key_columns},
-                                        {&layer.value, values.data(), key_columns}};
-  const DenseProduct query{&layer.query, queries.data(), query_columns};
+  require_compute_threads();
+  ScratchPool& memory = compute_threads_->scratch();
+  ScratchPool::Lease queries(memory, out_rows * query_columns);
+  ScratchPool::Lease keys(memory, x.rows * key_columns);
+  ScratchPool::Lease values(memory, x.rows * key_columns);
+  std::vector<DenseProduct> products = {{&layer.key, keys.values(), key_columns},
+                                        {&layer.value, values.values(), key_columns}};
+  const DenseProduct query{&layer.query, queries.values(), query_columns};
   if (out_rows == x.rows) {
     products.insert(products.begin(), query);
   } else {
     multiply_jointly({last_rows(x, sequences, asked), out_rows}, hidden, {query}, kernels);
   }
   multiply_jointly(x, hidden, products, kernels);
-  std::vector<uint16_t> attended(out_rows * query_columns);
-  mix_values(layer, {queries.data(), keys.data(), values.data(), sequences, x.rows / sequences, asked}, positions,
-             cache, attended.data());
-  multiply_jointly({attended, out_rows}, query_columns, {{&layer.output, out.data(), out.size() / out_rows}}, kernels);
+  ScratchPool::Lease attended(memory, out_rows * query_columns);
+  mix_values(layer, {queries.values(), keys.values(), values.values(), sequences, x.rows / sequences, asked}, positions,
+             cache, attended.values());
+  multiply_jointly({{attended.values(), out_rows * query_columns}, out_rows}, query_columns,
+                   {{&layer.output, out.data(), out.size() / out_rows}}, kernels);
 }
 
 void Engine::mix_values(const AttentionLayer& layer, const ProjectedTokens& tokens, const RotaryPositions& positions,
