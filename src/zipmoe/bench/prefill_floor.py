@@ -28,6 +28,7 @@ class PrefillFloor:
     achieved_seconds: float
     """Time to first token."""
     needed_operations: float
+    """Those that the logits need (``PrefillWork.needed_operations``)."""
     needed_product_seconds: float
 
     @property
@@ -42,7 +43,7 @@ class PrefillFloor:
 
     @property
     def achieved_over_strict_floor(self) -> float:
-        """The same with the operations that the logits need."""
+        """The same with only the operations that the logits need."""
         return self.achieved_seconds / max(self.disk_seconds, self.needed_product_seconds)
 
     @property
@@ -77,8 +78,17 @@ def prefill_floor(
         if generation.prefill_read_bytes is None:
             return None
         operations = work.operations(prompt_tokens, generation.batch)
-        read = float(generation.prefill_read_bytes)
-        needed = work.needed_operations(prompt_tokens, generation.batch)
-        seconds = (read / disk, operations / products, generation.ttft_seconds)
-        floors.append(PrefillFloor(read, operations, *seconds, needed, needed / products))
+        needed_operations = work.needed_operations(prompt_tokens, generation.batch)
+        read_bytes = float(generation.prefill_read_bytes)
+        floors.append(
+            PrefillFloor(
+                read_bytes=read_bytes,
+                operations=operations,
+                disk_seconds=read_bytes / disk,
+                product_seconds=operations / products,
+                achieved_seconds=generation.ttft_seconds,
+                needed_operations=needed_operations,
+                needed_product_seconds=needed_operations / products,
+            )
+        )
     return sorted(floors, key=lambda floor: floor.achieved_over_floor)[(len(floors) - 1) // 2]

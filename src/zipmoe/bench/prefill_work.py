@@ -1,11 +1,11 @@
 """Floating-point operations of a prompt's pass as plain Transformers makes it, from the shapes of the model.
 
-That is a yardstick, and stays the same whatever is left out. Beside it stands what the logits need: in the last layer
-only keys and values of all positions do. Counted are multiplications and additions, two for every weight that a token
-passes: dense matrices, routers, and as many experts as the model activates per token; the output matrix once per
-sequence, since only the last position's logits are needed; and causal attention, query by key and weight by value, for
-the positions that a token may look at. Norms, activations, softmax and rotary embeddings are left out, as they are
-little work.
+That is a yardstick, and stays the same whatever the engine leaves out. Beside it stands what the logits need: of the
+last layer only the keys and values are needed of every position. Counted are multiplications and additions, two for
+every weight that a token passes: dense matrices, routers, and as many experts as the model activates per token; the
+output matrix once per sequence, since only the last position's logits are needed; and causal attention, query by key
+and weight by value, for the positions that a token may look at. Norms, activations, softmax and rotary embeddings are
+left out, as they are little work.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from zipmoe.store.manifest import Manifest, Record
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _HIDDEN = ("hidden_size", "d_model", "n_embd")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_NOTHING = "\0"
-"""How no name begins."""
 
 
 @dataclass(frozen=True)
@@ -79,52 +77,71 @@ def prefill_work(model: nn.Module, manifest: Manifest) -> PrefillWork | None:
     attention = _attention(text)
     if experts_per_token is None or attention is None or getattr(config, "is_encoder_decoder", False):
         return None
-    looked_up = embedding_parameters(model)
-    output = _output_parameter(model)
-    dense = sequence = last = 0
-    groups = manifest.expert_groups
-    block, queries, output_of_attention = _spared_in_last_layer(groups[-1].path, len(attention.kinds))
-    looks_back = False
-    sizes = [({each.parameter, *each.tied_parameters}, each.rows * each.columns) for each in manifest.dense]
-    sizes += [
-        ({name}, parameter.numel())
-        for name, parameter in model.named_parameters()
-        if parameter.device.type != "meta" and parameter.dim() >= 2
-    ]
-    for names, weights in sizes:
-        if output in names:
-            sequence += weights
-        elif not names <= looked_up:
-            dense += weights
-            if any(name.startswith((block, queries, output_of_attention)) for name in names):
-                last += weights
-                looks_back |= any(name.startswith(queries) for name in names)
-    experts = [experts_per_token * _expert_weights(group.records) for group in groups]
+    looked_up, output = embedding_parameters(model), _output_parameter(model)
+    matrices = _matrices(model, manifest)
+    passed = [each for each in matrices if output not in each.names and not each.names <= looked_up]
+    experts = [experts_per_token * _expert_weights(group.records) for group in manifest.expert_groups]
+    last = _LastLayer.of(manifest.expert_groups[-1].path, len(attention.kinds))
+    spared = [] if last is None else [each for each in passed if each.is_of(last.block, last.queries, last.output)]
+    pairs_spared = last is not None and any(each.is_of(last.queries) for each in spared)
     return PrefillWork(
-        dense + sum(experts),
-        sequence,
-        attention.width * attention.kinds.count(_FULL),
-        attention.width * attention.kinds.count(_SLIDING),
-        attention.window,
-        last + experts[-1] if block != _NOTHING else 0.0,
-        attention.width if looks_back and attention.kinds[-1] in (_FULL, _SLIDING) else 0,
-        attention.kinds[-1] == _SLIDING,
+        token_parameters=sum(each.weights for each in passed) + sum(experts),
+        sequence_parameters=sum(each.weights for each in matrices if output in each.names),
+        full_attention_width=attention.width * attention.kinds.count(_FULL),
+        sliding_attention_width=attention.width * attention.kinds.count(_SLIDING),
+        window=attention.window,
+        last_layer_parameters=0.0 if last is None else sum(each.weights for each in spared) + experts[-1],
+        last_layer_attention_width=attention.width if pairs_spared and attention.kinds[-1] in (_FULL, _SLIDING) else 0,
+        last_layer_slides=attention.kinds[-1] == _SLIDING,
     )
 
 
-def _spared_in_last_layer(last_experts: str, layers: int) -> tuple[str, str, str]:
-    """How the names of the last layer's parameters begin that only tokens pass whose logits are asked for: the sparse
-    block, the queries, and the output of attention.
+@dataclass(frozen=True)
+class _Matrix:
+    names: frozenset[str]
+    """Of the parameter, and of those that are tied to it."""
+    weights: int
 
-    Args:
-        last_experts: path of the last experts of the model.
-        layers: of the model.
-    """
-    block = last_experts.rpartition(".")[0]
-    layer = block.rpartition(".")[0]
-    if layer.rpartition(".")[2] != str(layers - 1):
-        return (_NOTHING,) * 3
-    return f"{block}.", f"{layer}.self_attn.q_proj.", f"{layer}.self_attn.o_proj."
+    def is_of(self, *modules: str) -> bool:
+        """Whether it belongs to one of these modules, or to a part of one."""
+        return any(name.startswith(f"{module}.") for name in self.names for module in modules)
+
+
+def _matrices(model: nn.Module, manifest: Manifest) -> list[_Matrix]:
+    """Those of no expert, packed or not."""
+    packed = [
+        _Matrix(frozenset((each.parameter, *each.tied_parameters)), each.rows * each.columns) for each in manifest.dense
+    ]
+    return packed + [
+        _Matrix(frozenset((name,)), parameter.numel())
+        for name, parameter in model.named_parameters()
+        if parameter.device.type != "meta" and parameter.dim() >= 2
+    ]
+
+
+@dataclass(frozen=True)
+class _LastLayer:
+    """Names of its modules that only tokens need to pass whose logits are asked for."""
+
+    block: str
+    """Router, experts and shared expert."""
+    queries: str
+    output: str
+    """Of attention."""
+
+    @classmethod
+    def of(cls, last_experts: str, layers: int) -> _LastLayer | None:
+        """None if the last layer is not a sparse one.
+
+        Args:
+            last_experts: path of the last experts of the model.
+            layers: of the model.
+        """
+        block = last_experts.rpartition(".")[0]
+        layer = block.rpartition(".")[0]
+        if layer.rpartition(".")[2] != str(layers - 1):
+            return None
+        return cls(block, f"{layer}.self_attn.q_proj", f"{layer}.self_attn.o_proj")
 
 
 def _expert_weights(records: Sequence[Record]) -> float:

@@ -4,6 +4,8 @@ The comparison at the first use cannot see what happens only later, such as valu
 large, or scores whose scale grows with the position. Code that does such things has names for them: so attention,
 feed-forward networks and routers are computed by the native core only if their code mentions nothing but what the
 native core knows. Norms need no names: they are compared before their first use, on values of every size.
+
+What comes after the mention of one attribute tells the same of the rest of a pass (``last_layer.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import inspect
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 
 
 def mentioned_names(original: Any) -> list[str] | None:
@@ -71,9 +75,6 @@ def code_after(function: Any, attribute: str) -> CodeAfter | None:
             names.add(each.argval)
         slices += each.opname in ("BUILD_SLICE", "BINARY_SLICE")
     return CodeAfter(frozenset(names), slices)
-
-
-_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 
 
 def _is_of_transformers(function: Any) -> bool:
