@@ -19,7 +19,7 @@ const XXH3_state_t* state_in(const std::byte* memory) {
 // From so many bytes on, preparing a state is nothing beside what wide instructions save.
 constexpr size_t kStreamBytesMin = size_t{64} << 10;
 
-void update(XXH3_state_t* state, std::span<const uint8_t> bytes) noexcept {
+void update_state(XXH3_state_t* state, std::span<const uint8_t> bytes) noexcept {
 #if defined(__x86_64__)
   static const bool wide = is_supported(InstructionSet::avx2);
   if (wide) return simd::xxh3_update_avx2(state, bytes.data(), bytes.size());
@@ -43,7 +43,7 @@ Xxh3Stream::Xxh3Stream() noexcept {
   XXH3_64bits_reset(state);
 }
 
-void Xxh3Stream::update(std::span<const uint8_t> bytes) noexcept { zipmoe::update(state_in(state_), bytes); }
+void Xxh3Stream::update(std::span<const uint8_t> bytes) noexcept { update_state(state_in(state_), bytes); }
 
 uint64_t Xxh3Stream::digest() const noexcept { return XXH3_64bits_digest(state_in(state_)); }
 

@@ -27,7 +27,7 @@ class ComputeThreads {
 
   uint32_t threads() const { return static_cast<uint32_t>(workers_.size()) + 1; }
 
-  // For tasks: no more buffers than there are threads, for each buffer that a task uses at once.
+  // For tasks, and for what the steps of one call hand to each other (TokenInputs).
   ScratchPool& scratch() { return scratch_; }
 
   // Runs body(0) .. body(tasks - 1), each once, on any thread, and returns when all are done; the caller works along.

@@ -94,14 +94,14 @@ class Prompt {
     // Long blocks first, so that the last tasks are short ones.
     const uint64_t block = query_blocks() - 1 - task % query_blocks();
     const uint64_t begin = block * kPromptQueries;
-    const uint64_t count = std::min(kPromptQueries, inputs_.asked - begin);
-    const uint64_t first_position = inputs_.tokens - inputs_.asked + begin;
+    const uint64_t count = std::min(kPromptQueries, inputs_.query_tokens - begin);
+    const uint64_t first_position = inputs_.tokens - inputs_.query_tokens + begin;
     const uint64_t sequence = head / shape_.query_heads;
     const uint64_t shared_by = shape_.query_heads / shape_.key_value_heads;
     const uint64_t key_head = sequence * shape_.key_value_heads + head % shape_.query_heads / shared_by;
     const uint64_t size = shape_.head_dimension;
     const uint64_t stride = shape_.query_heads * size;
-    const uint64_t offset = (sequence * inputs_.asked + begin) * stride + head % shape_.query_heads * size;
+    const uint64_t offset = (sequence * inputs_.query_tokens + begin) * stride + head % shape_.query_heads * size;
     std::vector<float> query(size);
     std::vector<uint16_t> queries(kPromptQueries * size);
     std::vector<float> sums(kPromptQueries * size);
@@ -123,7 +123,7 @@ class Prompt {
   }
 
  private:
-  uint64_t query_blocks() const { return (inputs_.asked + kPromptQueries - 1) / kPromptQueries; }
+  uint64_t query_blocks() const { return (inputs_.query_tokens + kPromptQueries - 1) / kPromptQueries; }
 
   const AttentionShape& shape_;
   const PromptInputs& inputs_;
@@ -142,7 +142,7 @@ void attend_prompt(const AttentionShape& shape, const PromptInputs& inputs, cons
   if (cache.length != 0 || cache.capacity < inputs.tokens) {
     throw std::invalid_argument("the key-value cache must be empty and have room for the prompt");
   }
-  if (inputs.asked > inputs.tokens) throw std::invalid_argument("more tokens are asked for than there are");
+  if (inputs.query_tokens > inputs.tokens) throw std::invalid_argument("more tokens are asked for than there are");
   Prompt prompt(shape, inputs, positions, cache);
   threads.run(static_cast<uint32_t>(prompt.key_tasks()), [&](uint32_t task) { prompt.write_keys_and_values(task); });
   threads.run(static_cast<uint32_t>(prompt.query_tasks()), [&](uint32_t task) { prompt.attend(task, out, kernel); });

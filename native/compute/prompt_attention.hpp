@@ -11,15 +11,15 @@ namespace zipmoe {
 struct PromptInputs {
   uint64_t sequences = 0;
   uint64_t tokens = 0;                // of each sequence
-  const uint16_t* queries = nullptr;  // BF16 [sequences][asked][query_heads * head_dimension]
+  const uint16_t* queries = nullptr;  // BF16 [sequences][query_tokens][query_heads * head_dimension]
   const uint16_t* keys = nullptr;     // BF16 [sequences][tokens][key_value_heads * head_dimension]
   const uint16_t* values = nullptr;
   RmsNorm query_norm;  // of each head, before the rotation
   RmsNorm key_norm;
-  uint64_t asked = tokens;  // how many of the tokens, the last ones of each sequence, attend
+  uint64_t query_tokens = tokens;  // how many of the tokens, the last ones of each sequence, attend
 };
 
-// out: BF16 [sequences][asked][query_heads * head_dimension]. Every token attends to itself and to those before it.
+// out: BF16 [sequences][query_tokens][query_heads * head_dimension]. A token attends to itself and those before it.
 // The prepared keys and the values become the first `tokens` entries of the cache, whose length is 0. The results are
 // the same bits on every instruction set with a kernel, and for every number of threads, sequences and tokens that are
 // asked for; they are not those of attend(), whose sums have another order. Beside the inputs memory for a copy of keys

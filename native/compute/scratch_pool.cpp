@@ -27,7 +27,7 @@ ScratchPool::Buffer ScratchPool::take(uint64_t values) {
       free_.reserve(buffers_ + 1);  // giving back allocates nothing
       ++buffers_;
     } else {
-      if (fitting == free_.end()) --fitting;  // too small: a larger one takes its place
+      if (fitting == free_.end()) --fitting;  // all are too small: a larger one takes the largest's place
       buffer = std::move(*fitting);
       free_.erase(fitting);
       kept_bytes_ -= buffer.bytes();

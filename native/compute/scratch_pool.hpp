@@ -8,8 +8,8 @@
 
 namespace zipmoe {
 
-// Lends the smallest buffer that is large enough. Keeps as many as were ever used at once, but no more than kKeptBytes
-// of them: what a very long prompt needs goes back to the system. Safe for any threads.
+// Lends the smallest buffer that is large enough. Keeps what is given back up to kKeptBytes in all: what a very long
+// prompt needs beyond that goes back to the system. Safe for any threads.
 class ScratchPool {
   struct alignas(64) Line {
     uint16_t values[32];

@@ -11,13 +11,14 @@
 
 namespace zipmoe {
 
-// Rows of BF16 patterns, `stride` values from one to the next: all of them in order, or those with these numbers.
+// Rows of BF16 patterns, `stride` values from one to the next: all of them in order, or, if there are any, those with
+// these numbers.
 struct TokenRows {
   const uint16_t* x = nullptr;
   uint64_t stride = 0;
-  const uint64_t* numbers = nullptr;
+  std::span<const uint64_t> numbers = {};
 
-  const uint16_t* row(uint64_t token) const { return x + (numbers == nullptr ? token : numbers[token]) * stride; }
+  const uint16_t* row(uint64_t token) const { return x + (numbers.empty() ? token : numbers[token]) * stride; }
 };
 
 class TokenInputs {

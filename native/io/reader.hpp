@@ -69,8 +69,8 @@ class Reader {
   // Queues one read; blocks while the queue is full. Every submitted read is completed exactly once, if need be with an
   // error. Must not be called from a sink.
   virtual void submit(const ReadJob& job) = 0;
-  // The same for many at once, in their order, all or none of them: small reads one by one spend most of their time on
-  // waking threads.
+  // The same for many at once, in their order: small reads one by one spend most of their time on waking threads. What
+  // submit() would throw for one of them is thrown before any is queued; a reader that throws must see to that itself.
   virtual void submit_all(std::span<const ReadJob> jobs) {
     for (const ReadJob& job : jobs) submit(job);
   }

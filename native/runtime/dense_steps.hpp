@@ -28,14 +28,14 @@ struct AttentionLayer {
 };
 
 // Queries, keys and values of new tokens: BF16 [sequences][tokens][heads * head_dimension], not yet normed or rotated;
-// queries of the last `asked` tokens of each sequence only.
+// the queries are those of the last `query_tokens` of each sequence only.
 struct ProjectedTokens {
   const uint16_t* queries = nullptr;
   const uint16_t* keys = nullptr;
   const uint16_t* values = nullptr;
   uint64_t sequences = 0;
   uint64_t tokens = 0;  // of each sequence
-  uint64_t asked = tokens;
+  uint64_t query_tokens = tokens;
 };
 
 // down(activation(gate x, up x)) with matrices of one record each.

@@ -163,15 +163,15 @@ class Engine {
   void feed_forward(RecordIndex record, const ExpertNetwork& network, const SelectedRows& x, std::span<uint16_t> out);
   // The weighted sums of experts' outputs (ExpertTerms::combine).
   void combine(const ExpertTerms& terms, const uint16_t* outputs, uint64_t columns, uint16_t* out);
-  // For the outputs of a request. As long lived as the engine, closed or not.
+  // For the outputs of a request. Lives as long as the engine, closed or not.
   ScratchPool& output_memory() { return output_memory_; }
 
   // Parts of a decoder layer with dense matrices only. Results do not depend on the number of sequences either.
   //
   // Attention of as many new tokens of each of `sequences` as x.rows holds: one behind the cached ones, or several, a
-  // prompt, behind none. Their keys and values are written to the cache. The output is that of the last `asked` tokens
-  // of each sequence: out BF16 [sequences * asked][rows of the output].
-  void attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences, uint64_t asked,
+  // prompt, behind none. Their keys and values are written to the cache. The output is that of the last `query_tokens`
+  // of each sequence: out BF16 [sequences * query_tokens][rows of the output].
+  void attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences, uint64_t query_tokens,
                       const RotaryPositions& positions, const KeyValueCache& cache, std::span<uint16_t> out);
   // A norm of many rows: out BF16, the shape of x.
   void normalise(const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out);

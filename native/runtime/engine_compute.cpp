@@ -72,8 +72,7 @@ void Engine::feed_forward(RecordIndex record, const ExpertNetwork& network, cons
   for (const uint64_t number : x.numbers) {
     if (number >= x.from.rows) throw std::invalid_argument("the input does not have so many rows");
   }
-  feed_rows_forward(record, network, {{x.from.values.data(), columns, x.numbers.data()}, x.numbers.size(), columns},
-                    out);
+  feed_rows_forward(record, network, {{x.from.values.data(), columns, x.numbers}, x.numbers.size(), columns}, out);
 }
 
 void Engine::combine(const ExpertTerms& terms, const uint16_t* outputs, uint64_t columns, uint16_t* out) {

@@ -8,6 +8,22 @@
 #include "runtime/stopwatch.hpp"
 
 namespace zipmoe {
+namespace {
+
+// The last `count` rows of each sequence.
+std::vector<uint16_t> last_rows(const BFloat16Rows& x, uint64_t sequences, uint64_t count) {
+  const uint64_t sequence_values = x.values.size() / sequences;
+  const uint64_t last_values = x.columns() * count;
+  std::vector<uint16_t> result;
+  result.reserve(sequences * last_values);
+  for (uint64_t end = sequence_values; end <= x.values.size(); end += sequence_values) {
+    const auto found = x.values.subspan(end - last_values, last_values);
+    result.insert(result.end(), found.begin(), found.end());
+  }
+  return result;
+}
+
+}  // namespace
 
 std::vector<Projection> Engine::projections(const DenseProjection& dense, uint64_t columns) const {
   std::vector<Projection> result;
@@ -25,25 +41,9 @@ std::vector<Projection> Engine::projections(const DenseProjection& dense, uint64
   return result;
 }
 
-namespace {
-
-// The last `asked` rows of each sequence.
-std::vector<uint16_t> last_rows(const BFloat16Rows& x, uint64_t sequences, uint64_t asked) {
-  const uint64_t stride = x.values.size() / sequences;
-  const uint64_t length = x.columns() * asked;
-  std::vector<uint16_t> result;
-  result.reserve(sequences * length);
-  for (uint64_t end = stride; end <= x.values.size(); end += stride) {
-    const auto found = x.values.subspan(end - length, length);
-    result.insert(result.end(), found.begin(), found.end());
-  }
-  return result;
-}
-
-}  // namespace
-
-void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences, uint64_t asked,
-                            const RotaryPositions& positions, const KeyValueCache& cache, std::span<uint16_t> out) {
+void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, uint64_t sequences,
+                            uint64_t query_tokens, const RotaryPositions& positions, const KeyValueCache& cache,
+                            std::span<uint16_t> out) {
   std::lock_guard lock(mutex_);
   require_open();
   const uint64_t hidden = x.columns();
@@ -51,8 +51,10 @@ void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, 
   shape.check();
   if (sequences == 0 || x.rows % sequences != 0)
     throw std::invalid_argument("sequences have the same number of tokens");
-  if (asked == 0 || asked > x.rows / sequences) throw std::invalid_argument("tokens are asked for that there are not");
-  const uint64_t out_rows = sequences * asked;
+  if (query_tokens == 0 || query_tokens > x.rows / sequences) {
+    throw std::invalid_argument("the output is of at least one token of each sequence, and of no more than there are");
+  }
+  const uint64_t out_rows = sequences * query_tokens;
   if (out.size() % out_rows != 0) throw std::invalid_argument("the output has another shape");
   const uint64_t query_columns = shape.query_heads * shape.head_dimension;
   const uint64_t key_columns = shape.key_value_heads * shape.head_dimension;
@@ -70,12 +72,12 @@ void Engine::attention_step(const AttentionLayer& layer, const BFloat16Rows& x, 
   if (out_rows == x.rows) {
     products.insert(products.begin(), query);
   } else {
-    multiply_jointly({last_rows(x, sequences, asked), out_rows}, hidden, {query}, kernels);
+    multiply_jointly({last_rows(x, sequences, query_tokens), out_rows}, hidden, {query}, kernels);
   }
   multiply_jointly(x, hidden, products, kernels);
   ScratchPool::Lease attended(memory, out_rows * query_columns);
-  mix_values(layer, {queries.values(), keys.values(), values.values(), sequences, x.rows / sequences, asked}, positions,
-             cache, attended.values());
+  mix_values(layer, {queries.values(), keys.values(), values.values(), sequences, x.rows / sequences, query_tokens},
+             positions, cache, attended.values());
   multiply_jointly({{attended.values(), out_rows * query_columns}, out_rows}, query_columns,
                    {{&layer.output, out.data(), out.size() / out_rows}}, kernels);
 }
@@ -90,7 +92,7 @@ void Engine::mix_values(const AttentionLayer& layer, const ProjectedTokens& toke
            simd::attention_kernels(options_.instruction_set));
   } else {
     const PromptInputs inputs{tokens.sequences, tokens.tokens,    tokens.queries, tokens.keys,
-                              tokens.values,    layer.query_norm, layer.key_norm, tokens.asked};
+                              tokens.values,    layer.query_norm, layer.key_norm, tokens.query_tokens};
     attend_prompt(layer.shape, inputs, positions, cache, out, *compute_threads_,
                   simd::prompt_attention(options_.instruction_set));
   }

@@ -21,8 +21,8 @@ constexpr uint64_t kTransientBytes = uint64_t{8} << 20;
 constexpr uint64_t kReadPages = (uint64_t{1} << 20) / kPageBytes;
 // A page's checksum, and its entry in the system's page table, which the first read leaves behind.
 constexpr uint64_t kBytesPerAbsentPage = 16;
-// Longer details are not kept, as a part of the record: exceptions are about 2 % of a table.
-constexpr uint64_t kDetailsPerRecord = 8;
+// Details longer than this part of their record are not kept: FX3's exceptions are about a fiftieth of a table.
+constexpr uint64_t kDetailsDivisor = 8;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -98,7 +98,7 @@ RowReader::RowReader(const RecordTable& table, std::span<const RecordIndex> reco
     Place place{.offset = offset, .kept = {index_pages(table, record)}, .checksums = {}};
     place.kept[1] = keep_details ? details_pages(table, record) : Pages{place.kept[0].end, place.kept[0].end};
     if (!places_.emplace(record, std::move(place)).second) {
-      throw std::invalid_argument("record " + table_[record].name + " is named twice");
+      throw std::invalid_argument("record " + table[record].name + " is named twice");
     }
     offset += table[record].length + kReadableTailBytes;
   }
@@ -121,7 +121,7 @@ RowReader::Pages RowReader::details_pages(const RecordTable& table, RecordIndex 
   if (!access || access->details_offset >= section.length) return {index_end, index_end};
   const uint64_t begin = (section.offset + access->details_offset) / kPageBytes;
   const uint64_t end = round_up(section.offset + section.length, kPageBytes) / kPageBytes;
-  if ((end - begin) * kPageBytes > table[record].length / kDetailsPerRecord) return {index_end, index_end};
+  if ((end - begin) * kPageBytes > table[record].length / kDetailsDivisor) return {index_end, index_end};
   return {std::max(begin, index_end), std::max(end, index_end)};
 }
 
@@ -163,7 +163,8 @@ bool RowReader::kept_between(const PageRun& run, const PageRun& next) const {
 }
 
 // Runs in ascending order, as absent_pages() returns them. What lies between two of them is not in memory unless it
-// stays there, so that one call gives back all up to the next page that does: each costs the other threads, too.
+// stays there, so one call gives back all up to the next page that does: every call also interrupts the other threads,
+// whose processors must forget the pages.
 void RowReader::release(const std::vector<PageRun>& runs) noexcept {
   for (size_t i = 0; i < runs.size();) {
     const PageRun& first = runs[i];
@@ -241,6 +242,7 @@ double RowReader::fetch(const std::vector<PageRun>& runs) {
     }
   }
   std::vector<ReadJob> reads;
+  reads.reserve(jobs_.size());
   for (size_t i = 0; i < jobs_.size(); ++i) {
     const PageRun& run = jobs_[i];
     reads.push_back({.file = table_[run.record].file,

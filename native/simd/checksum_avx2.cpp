@@ -4,8 +4,7 @@
 
 #include "simd/wide_code.hpp"
 
-// XXH_INLINE_ALL leaves nothing outside of the function below (CMakeLists.txt: with the optimisation that xxHash asks
-// for, or its functions could not be inlined).
+// XXH_INLINE_ALL leaves nothing outside of the function below, given optimisation (CMakeLists.txt).
 #define XXH_INLINE_ALL
 #define XXH_PREFETCH_DIST zipmoe::simd::kChecksumPrefetchBytes
 #include <xxhash.h>

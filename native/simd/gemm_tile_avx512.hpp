@@ -73,7 +73,7 @@ ZIPMOE_AVX512_CODE inline __attribute__((always_inline)) void multiply_tile(cons
   }
   const uint16_t* weights = rows.weights;
   const uint16_t* x = inputs.x;
-  Upcoming next = upcoming;  // in registers
+  Upcoming next = upcoming;  // a copy, which stays in registers
   for (uint64_t block = 0; block < rows.blocks; ++block, weights += kFourRowsBlock, x += kFx3BlockWeights) {
     next.fetch();
 #pragma GCC unroll 2

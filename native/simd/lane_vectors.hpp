@@ -45,5 +45,15 @@ ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void store_upper_halves
   __builtin_memcpy(out, &halves, sizeof halves);
 }
 
+// Both ways for the single values that are left of a row.
+ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) float widened(uint16_t half) {
+  return __builtin_bit_cast(float, (uint32_t)half << 16);
+}
+
+ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) uint16_t rounded_to_half(float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  return value == value ? (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) : 0x7FC0;
+}
+
 }  // namespace
 }  // namespace zipmoe::simd

@@ -11,10 +11,6 @@ typedef uint32_t Words8 __attribute__((vector_size(32)));
 
 constexpr uint64_t kSumLanes = 8;
 
-ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) float widened(uint16_t word) {
-  return __builtin_bit_cast(float, (uint32_t)word << 16);
-}
-
 // `count` is a constant of each caller: the rows' sums hide each other's latency.
 ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void sum_squares(const NormRows& rows, const uint64_t count,
                                                                           float* sums) {
@@ -68,9 +64,7 @@ ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void scale_rows(const N
       store_upper_halves(rounded, to + i);
     }
     for (; i < rows.size; ++i) {
-      const float value = widened(x[i]) * factors[row] * widened(weight[i]);
-      const uint32_t bits = __builtin_bit_cast(uint32_t, value);
-      to[i] = value == value ? (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) : 0x7FC0;
+      to[i] = rounded_to_half(widened(x[i]) * factors[row] * widened(weight[i]));
     }
   }
 }

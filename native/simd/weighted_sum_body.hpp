@@ -38,11 +38,8 @@ ZIPMOE_VECTOR_CODE inline __attribute__((always_inline)) void sum_rows(const Wei
   for (; column + step <= terms.size; column += step) sum_columns(terms, column, out + column);
   for (; column < terms.size; ++column) {
     float sum = 0.0f;
-    for (uint64_t term = 0; term < terms.count; ++term) {
-      sum += terms.weights[term] * __builtin_bit_cast(float, (uint32_t)terms.rows[term][column] << 16);
-    }
-    const uint32_t bits = __builtin_bit_cast(uint32_t, sum);
-    out[column] = sum == sum ? (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) : 0x7FC0;
+    for (uint64_t term = 0; term < terms.count; ++term) sum += terms.weights[term] * widened(terms.rows[term][column]);
+    out[column] = rounded_to_half(sum);
   }
 }
 

@@ -299,7 +299,7 @@ void test_inputs_are_padded_with_zeros() {
         ScratchPool::Lease dirt(threads.scratch(), tokens * (stride + 128));
         std::fill(dirt.values(), dirt.values() + tokens * (stride + 128), uint16_t{0x7FC0});
       }
-      TokenInputs inputs({x.data(), stride, numbers.data()}, tokens, columns, threads);
+      TokenInputs inputs({x.data(), stride, numbers}, tokens, columns, threads);
       for (uint64_t token = 0; token < tokens; ++token) {
         for (uint64_t panel = 0; panel < panels; ++panel) {
           const uint64_t first = panel * panel_columns;

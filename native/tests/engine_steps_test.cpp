@@ -98,7 +98,7 @@ struct Attention {
                        .key_norm = {}};
   uint64_t rows = 2;
   uint64_t sequences = 2;
-  uint64_t asked = 1;
+  uint64_t query_tokens = 1;
   uint64_t values = 2 * kSize;
   uint64_t outputs = 2 * kSize;
   uint64_t length = 0;
@@ -111,7 +111,7 @@ struct Attention {
   Words angles = Words(64);
 
   void run(Engine& engine) {
-    engine.attention_step(layer, {std::span(x).first(values), rows}, sequences, asked,
+    engine.attention_step(layer, {std::span(x).first(values), rows}, sequences, query_tokens,
                           {angles.data(), angles.data(), rotated, 0},
                           {keys.data(), cached_values.data(), length, capacity}, std::span(out).first(outputs));
   }
@@ -141,20 +141,20 @@ void test_attention_of_a_prompt() {
   Loaded loaded;
   Attention prompt;
   prompt.sequences = 1;
-  prompt.asked = 2;
+  prompt.query_tokens = 2;
   prompt.rotated = 16;
   for (uint64_t i = 0; i < 32; ++i) prompt.angles[i] = float_to_bfloat16(0.5f);
   Attention first = prompt;
   prompt.run(loaded.engine);
 
   prompt.out.resize(prompt.outputs);
-  first.rows = first.asked = 1;
+  first.rows = first.query_tokens = 1;
   first.values = first.outputs = kSize;
   first.run(loaded.engine);
   CHECK(std::equal(first.out.begin(), first.out.begin() + kSize, prompt.out.begin()));
 
   Attention last = prompt;
-  last.asked = 1;
+  last.query_tokens = 1;
   last.outputs = kSize;
   last.keys = last.cached_values = Words(prompt.keys.size());
   last.run(loaded.engine);
@@ -171,8 +171,8 @@ void test_attention_of_another_shape_is_refused() {
       [](Attention& step) { step.rows = 0; },
       [](Attention& step) { step.sequences = 0; },
       [](Attention& step) { step.sequences = 3; },
-      [](Attention& step) { step.asked = 0; },
-      [](Attention& step) { step.asked = 2; },
+      [](Attention& step) { step.query_tokens = 0; },
+      [](Attention& step) { step.query_tokens = 2; },
       [](Attention& step) { step.values = 0; },
       [](Attention& step) { step.values = 2 * kSize - 1; },  // not whole rows
       [](Attention& step) { step.values = 2 * kSize - 2; },  // of another length

@@ -167,10 +167,10 @@ void test_the_last_tokens_alone_are_the_same() {
     const uint64_t width = each.shape.query_heads * each.shape.head_dimension;
     for (const InstructionSet instruction_set : sets_with_kernels()) {
       const Result whole = attended(each, 1, instruction_set);
-      for (const uint64_t asked : {uint64_t{1}, (each.tokens + 1) / 2, each.tokens}) {
+      for (const uint64_t query_tokens : {uint64_t{1}, (each.tokens + 1) / 2, each.tokens}) {
         Words queries, expected;
         for (uint64_t end = each.tokens; end <= each.sequences * each.tokens; end += each.tokens) {
-          const auto from = static_cast<ptrdiff_t>((end - asked) * width);
+          const auto from = static_cast<ptrdiff_t>((end - query_tokens) * width);
           const auto to = static_cast<ptrdiff_t>(end * width);
           queries.insert(queries.end(), each.queries.begin() + from, each.queries.begin() + to);
           expected.insert(expected.end(), whole.out.begin() + from, whole.out.begin() + to);
@@ -180,7 +180,7 @@ void test_the_last_tokens_alone_are_the_same() {
         ComputeThreads pool(2);
         attend_prompt(each.shape,
                       {each.sequences, each.tokens, queries.data(), each.keys.data(), each.values.data(),
-                       each.query_norm(), each.key_norm(), asked},
+                       each.query_norm(), each.key_norm(), query_tokens},
                       {each.cosines.data(), each.sines.data(), each.rotated, each.stride()},
                       {result.keys.data(), result.values.data(), 0, each.capacity}, result.out.data(), pool,
                       simd::prompt_attention(instruction_set));
@@ -251,11 +251,11 @@ bool refused(const Call& call) {
 void test_what_is_refused() {
   Case each{.shape = {2, 1, 16, 0.25f}, .tokens = 4, .capacity = 4};
   each.fill(3);
-  uint64_t asked = 4;
-  const auto attempt = [&asked](const Case& given, uint64_t length, simd::PromptAttention kernel) {
+  uint64_t query_tokens = 4;
+  const auto attempt = [&query_tokens](const Case& given, uint64_t length, simd::PromptAttention kernel) {
     Result result(given);
     ComputeThreads pool(1);
-    const PromptInputs inputs{1, 4, given.queries.data(), given.keys.data(), given.values.data(), {}, {}, asked};
+    const PromptInputs inputs{1, 4, given.queries.data(), given.keys.data(), given.values.data(), {}, {}, query_tokens};
     attend_prompt(given.shape, inputs, {nullptr, nullptr, given.rotated, 0},
                   {result.keys.data(), result.values.data(), length, given.capacity}, result.out.data(), pool, kernel);
   };
@@ -263,9 +263,9 @@ void test_what_is_refused() {
   attempt(each, 0, kernel);
   assert(refused([&] { attempt(each, 1, kernel); }));
   assert(refused([&] { attempt(each, 0, nullptr); }));
-  asked = 5;
+  query_tokens = 5;
   assert(refused([&] { attempt(each, 0, kernel); }));
-  asked = 4;
+  query_tokens = 4;
   const auto changed = [&](auto change) {
     Case other = each;
     change(other);

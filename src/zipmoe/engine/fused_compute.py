@@ -130,7 +130,7 @@ class FusedCompute:
         cosines: torch.Tensor,
         sines: torch.Tensor,
         keys_and_values: CacheBuffers,
-        asked: int,
+        query_tokens: int,
     ) -> torch.Tensor:
         """Causal attention of several new tokens of each sequence, behind none that are cached.
 
@@ -140,12 +140,12 @@ class FusedCompute:
             cosines: BF16 [sequences or 1, tokens, rotated dimensions], contiguous.
             sines: as ``cosines``.
             keys_and_values: the cache's buffers, empty and with room for the tokens.
-            asked: for how many tokens, the last ones of each sequence, the output is wanted.
+            query_tokens: how many tokens, the last ones of each sequence, attend.
 
         Returns:
-            BF16 [sequences, asked, hidden].
+            BF16 [sequences, query_tokens, hidden].
         """
-        return self._attention(layer, x, cosines, sines, keys_and_values, 0, asked)
+        return self._attention(layer, x, cosines, sines, keys_and_values, 0, query_tokens)
 
     def _attention(
         self,
@@ -155,11 +155,11 @@ class FusedCompute:
         sines: torch.Tensor,
         keys_and_values: CacheBuffers,
         tokens: int,
-        asked: int,
+        query_tokens: int,
     ) -> torch.Tensor:
         engine = self._engine
         hidden = x.shape[-1]
-        out = torch.empty((x.shape[0], asked, hidden), dtype=torch.bfloat16)
+        out = torch.empty((x.shape[0], query_tokens, hidden), dtype=torch.bfloat16)
         with engine._exclusive(), named_record_errors(engine._catalogue):
             _native.attention_step(
                 engine._native,

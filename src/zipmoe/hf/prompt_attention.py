@@ -38,7 +38,7 @@ class PromptAttention:
         """Whether a prompt has shown that it computes the same."""
 
     def attend(
-        self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, asked: int = 0
+        self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, query_tokens: int = 0
     ) -> tuple[torch.Tensor, KeyValueBuffers]:
         """The output for a prompt, or for its last tokens, and what the cache is to hold.
 
@@ -46,11 +46,11 @@ class PromptAttention:
             hidden: BF16 [sequences, tokens, hidden], contiguous.
             cosines: BF16 [sequences or 1, tokens, rotated dimensions], contiguous.
             sines: as ``cosines``.
-            asked: how many of the last tokens of each sequence the output is for; 0: all.
+            query_tokens: how many of the last tokens of each sequence the output is for; 0: all.
         """
         sequences, tokens = hidden.shape[:2]
         buffers = KeyValueBuffers.empty(sequences, self._heads[1], tokens, self._heads[2])
-        output = self._compute.prompt_attention(self._layer, hidden, cosines, sines, buffers, asked or tokens)
+        output = self._compute.prompt_attention(self._layer, hidden, cosines, sines, buffers, query_tokens or tokens)
         return output, buffers
 
     def agrees(
