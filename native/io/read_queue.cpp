@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -53,26 +54,39 @@ void ReadQueue::push_all(std::span<const ReadJob> jobs, const std::function<void
   }
   for (size_t pushed = 0; pushed < fresh.size();) {
     bool turned_away = false;
+    bool refused = false;
     {
       std::unique_lock lock(mutex_);
       room_available_.wait(lock, [this] { return outstanding_ < capacity_; });
       const Clock::time_point now = Clock::now();
       for (; pushed < fresh.size() && outstanding_ < capacity_; ++pushed) {
-        std::shared_ptr<Pending>& pending = fresh[pushed];
-        pending->begin = now;
-        if (outstanding_++ == 0) busy_since_ = now;
-        if (pending->background) {
-          background_.push_back(std::move(pending));
-        } else {
-          ++foreground_;
-          queue_.push_back(std::move(pending));
-        }
+        if (!enqueue(fresh[pushed], now)) break;
       }
+      refused = pushed < fresh.size() && outstanding_ < capacity_;
       turned_away = std::exchange(turned_away_, false);
     }
     work_available_.notify_all();
     if (turned_away && wake) wake();
+    if (!refused) continue;
+    const ReadJob& job = fresh[pushed++]->job;
+    job.sink->read_completed({.tag = job.tag, .bytes = 0, .error_number = ENOMEM});
   }
+}
+
+bool ReadQueue::enqueue(const std::shared_ptr<Pending>& pending, Clock::time_point now) noexcept {
+  try {
+    if (pending->background) {
+      background_.push_back(pending);
+    } else {
+      queue_.push_back(pending);
+    }
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  pending->begin = now;
+  if (outstanding_++ == 0) busy_since_ = now;
+  if (!pending->background) ++foreground_;
+  return true;
 }
 
 bool ReadQueue::available() const {

@@ -76,7 +76,8 @@ class ReadQueue {
   ReadQueue(uint32_t files, uint64_t chunk_bytes, uint32_t capacity, uint64_t least_chunk_bytes = kLeastChunkBytes);
 
   // Waits while the queue is full; throws std::out_of_range, std::invalid_argument, and then nothing is queued. Calls
-  // `wake` if somebody has tried to take a chunk since the last push, and went away without one.
+  // `wake` if somebody has tried to take a chunk since the last push, and went away without one. A read for which there
+  // is no memory in the queue is completed with ENOMEM.
   void push_all(std::span<const ReadJob> jobs, const std::function<void()>& wake = {});
   void push(const ReadJob& job, const std::function<void()>& wake = {}) { push_all({&job, 1}, wake); }
   // The next chunk, in the order of the reads, those in the background last; waits for one. Nothing: the queue was
@@ -105,6 +106,7 @@ class ReadQueue {
 
   void check(const ReadJob& job) const;
   bool available() const;
+  bool enqueue(const std::shared_ptr<Pending>& pending, Clock::time_point now) noexcept;
   ReadChunk take_first();
   // The chunks of a read become shorter towards its end, half of what is left each, so that little is left of a
   // checksum that is computed chunk by chunk when the last one comes.

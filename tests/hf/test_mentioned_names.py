@@ -25,6 +25,14 @@ def test_names_and_slices_behind_the_mention() -> None:
     assert code_after(forward, "last") == CodeAfter(frozenset({"n"}), 1)
 
 
+@pytest.mark.parametrize("constant", [slice(-1, None), (slice(None), slice(-1, None))])
+def test_slices_that_are_constants(constant: Any) -> None:
+    forward = function("def forward(self, x):\n x = self.mlp(x)\n return x[5]")
+    code = forward.__code__
+    forward.__code__ = code.replace(co_consts=tuple(constant if each == 5 else each for each in code.co_consts))
+    assert code_after(forward, "mlp") == CodeAfter(frozenset(), 1)
+
+
 def test_a_loop_over_what_is_mentioned_and_one_before_it() -> None:
     forward = function("def forward(self, x):\n for each in self.layers:\n  x = each(x)\n return self.norm(x)")
     assert code_after(forward, "layers") == CodeAfter(frozenset({"norm"}), 0)

@@ -81,7 +81,8 @@ def prefill_work(model: nn.Module, manifest: Manifest) -> PrefillWork | None:
     matrices = _matrices(model, manifest)
     passed = [each for each in matrices if output not in each.names and not each.names <= looked_up]
     experts = [experts_per_token * _expert_weights(group.records) for group in manifest.expert_groups]
-    last = _LastLayer.of(manifest.expert_groups[-1].path, len(attention.kinds))
+    groups = manifest.expert_groups
+    last = _LastLayer.of(groups[-1].path, len(attention.kinds)) if groups else None
     spared = [] if last is None else [each for each in passed if each.is_of(last.block, last.queries, last.output)]
     pairs_spared = last is not None and any(each.is_of(last.queries) for each in spared)
     return PrefillWork(

@@ -73,8 +73,13 @@ def code_after(function: Any, attribute: str) -> CodeAfter | None:
             return None
         if each.opcode in dis.hasname:
             names.add(each.argval)
-        slices += each.opname in ("BUILD_SLICE", "BINARY_SLICE")
+        slices += each.opname in ("BUILD_SLICE", "BINARY_SLICE") or _holds_slice(each.argval)
     return CodeAfter(frozenset(names), slices)
+
+
+def _holds_slice(constant: Any) -> bool:
+    """Constant slices are built by the compiler of newer versions of Python."""
+    return isinstance(constant, slice) or (isinstance(constant, tuple) and any(map(_holds_slice, constant)))
 
 
 def _is_of_transformers(function: Any) -> bool:
