@@ -10,6 +10,7 @@ from observed_model import PROMPT, PROMPTS
 from torch import nn
 
 from zipmoe.errors import UnsupportedOperationError
+from zipmoe.hf.module_parts import called_once, places
 
 
 def same(observed, whole, **options):
@@ -56,6 +57,37 @@ def test_a_hook_of_an_earlier_layer_that_calls_the_last_one(observed, whole, par
         model.model.layers[0].register_forward_hook(call)
     assert same(observed, whole)
     assert torch.equal(*seen)
+
+
+class Around(nn.Module):
+    """Has a place for another module, and calls it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+def test_the_last_layer_within_an_earlier_one(observed, whole):
+    for model in (observed.model, whole):
+        model.model.layers[0] = Around(Around(model.model.layers[-1]))
+    assert same(observed, whole, use_cache=False)
+    shared = Around(observed.layer)
+    assert not called_once([observed.layer], [*places(nn.ModuleList([shared, Around(shared)]))])
+
+
+def test_circles_and_modules_that_are_not_of_python(observed, whole):
+    observed.model.model.layers[0].owner = observed.model
+    assert same(observed, whole)
+    assert observed.rows == [11]
+    del observed.model.model.layers[0].owner
+    for model in (observed.model, whole):
+        gate = torch.jit.script(nn.Linear(model.config.hidden_size, 1, bias=False, dtype=torch.bfloat16))
+        gate.weight.data.fill_(0.125)
+        model.model.layers[0].mlp.shared_expert_gate = gate
+    assert same(observed, whole)
 
 
 class Mixed(nn.Module):

@@ -8,7 +8,7 @@ apart, and the choice of the positions whose logits are asked for. What is not k
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from zipmoe.hf.compiled_calls import is_compiled
 from zipmoe.hf.mentioned_names import code_after
-from zipmoe.hf.module_parts import ModuleParts, family_forward, modules_as_called
+from zipmoe.hf.module_parts import ModuleParts, called_once, family_forward, places
 from zipmoe.hf.packed_experts import PackedExperts
 from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
 
@@ -98,16 +98,18 @@ class LastLayer:
             for name, code in zip(self.in_base, self.later_code, strict=True)
         ):
             return False
-        places = [*modules_as_called(base)]
-        once = [layer, block, *(layer._modules.get(name) for name in (self.attention_name,) if name is not None)]
-        if any(sum(each is part for each in places) != 1 for part in once):
+        if not self.parts.are_those_of(layer):
             return False
-        return self.parts.are_those_of(layer) and all(map(_is_quiet, places))
+        everything = [*places(base)]
+        once = [layer, block]
+        if self.attention_name is not None:
+            once.append(layer._modules[self.attention_name])
+        return called_once(once, everything) and all(map(_is_quiet, everything))
 
     def is_attention(self, module: nn.Module) -> bool:
         """Whether ``module`` is the layer's attention, and not a copy of it."""
         layer = self.layer()
-        return layer is not None and self.attention_name is not None and layer._modules[self.attention_name] is module
+        return layer is not None and self.attention_name is not None and layer._modules.get(self.attention_name) is module
 
 
 def find_last_layer(model: Any) -> LastLayer | None:
@@ -196,12 +198,14 @@ def keeps_positions_apart(module: Any, width: int) -> bool:
 
 def _is_quiet(module: nn.Module) -> bool:
     """Whether a call of a module runs its class's ``forward``, and else nothing but our own hooks."""
-    return "forward" not in vars(module) and not is_compiled(module) and not any(map(_is_foreign, _hooks(module)))
-
-
-def _hooks(module: nn.Module) -> Iterator[Any]:
+    own = vars(module)
+    if "forward" in own or is_compiled(module):
+        return False
     for name in HOOKS:
-        yield from vars(module)[name].values()
+        hooks = own.get(name)
+        if hooks is None or (hooks and any(map(_is_foreign, hooks.values()))):
+            return False  # what has no dict of hooks is not Python's
+    return True
 
 
 def _is_foreign(hook: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import nn
@@ -11,13 +11,30 @@ from torch import nn
 _CODE_OF_OTHERS = ("transformers.", "torch.")
 
 
-def modules_as_called(module: nn.Module) -> Iterator[nn.Module]:
-    """``module`` and all below it, each as often as it has a place there."""
+def places(module: nn.Module) -> Iterator[nn.Module]:
+    """``module`` and all below it, each as often as it has a place there: as a child of these, each of which is looked
+    into once, so that circles come to an end.
+    """
+    seen: set[int] = set()
     waiting = [module]
     while waiting:
         each = waiting.pop()
         yield each
-        waiting += [child for child in each._modules.values() if child is not None]
+        if id(each) not in seen:
+            seen.add(id(each))
+            waiting += [child for child in each._modules.values() if child is not None]
+
+
+def called_once(parts: Collection[nn.Module], all_places: Collection[nn.Module]) -> bool:
+    """Whether each of ``parts`` has one of these places, and so has everything around it."""
+    seen: set[int] = set()
+    repeated = []
+    for each in all_places:
+        if id(each) in seen:
+            repeated.append(each)
+        seen.add(id(each))
+    wanted = {id(part) for part in parts}
+    return wanted <= seen and not any(id(each) in wanted for module in repeated for each in module.modules())
 
 
 def family_forward(module: nn.Module) -> Any:
@@ -32,7 +49,7 @@ class ModuleParts:
     """The modules below one, of which none is kept alive, and the families' code of each."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = [(weakref.ref(each), family_forward(each)) for each in modules_as_called(module)]
+        self._parts = [(weakref.ref(each), family_forward(each)) for each in places(module)]
 
     @property
     def are_known(self) -> bool:
@@ -41,7 +58,7 @@ class ModuleParts:
 
     def are_those_of(self, module: nn.Module) -> bool:
         """Whether ``module`` has the same ones at the same places, with the same code."""
-        found = [*modules_as_called(module)]
+        found = [*places(module)]
         return len(found) == len(self._parts) and all(
             each is known() and family_forward(each) is forward
             for each, (known, forward) in zip(found, self._parts, strict=True)
