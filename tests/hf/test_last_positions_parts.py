@@ -6,10 +6,12 @@ import copy
 
 import pytest
 import torch
+import transformers
 from observed_model import PROMPT, PROMPTS
 from torch import nn
 
 from zipmoe.errors import UnsupportedOperationError
+from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.module_parts import called_once, places
 
 
@@ -122,6 +124,37 @@ def test_another_forward_of_a_class(observed, monkeypatch, place):
     monkeypatch.setattr(family, "forward", forward)
     observed(input_ids=PROMPT, logits_to_keep=1)
     assert observed.rows == [11] and set(seen) == {11}
+
+
+@pytest.mark.parametrize("place", ["layers.1", "layers.1.mlp", "norm"])
+def test_another_call_of_a_class(observed, whole, place):
+    for model in (observed.model, whole):
+        module = model.model.get_submodule(place)
+        family = type(module)
+
+        class Called(family):
+            def __call__(self, *args, **kwargs):
+                output = super().__call__(*args, **kwargs)
+                return output + output.mean(1, keepdim=True)
+
+        module.__class__ = Called
+    assert same(observed, whole)
+
+
+def test_a_subclass_that_calls_the_base_model_itself(packed_model, whole):
+    class Called(transformers.Qwen2MoeForCausalLM):
+        def __call__(self, *args, **kwargs):
+            self.states = self.model(input_ids=kwargs["input_ids"]).last_hidden_state
+            return super().__call__(*args, **kwargs)
+
+    settings = ZipMoEConfig(memory="8GB", mode="fast")
+    with pytest.warns(UserWarning, match="quantization_config"):
+        model = Called.from_pretrained(packed_model("qwen2_moe").folder, quantization_config=settings)
+    with model.zipmoe_engine, torch.no_grad():
+        model(input_ids=PROMPT)
+        for _ in range(2):
+            assert same(model, whole)
+            assert torch.equal(model.states, whole.model(input_ids=PROMPT).last_hidden_state)
 
 
 def test_another_call_of_all_modules(observed, monkeypatch):

@@ -17,7 +17,7 @@ from torch import nn
 
 from zipmoe.hf.compiled_calls import is_compiled
 from zipmoe.hf.mentioned_names import code_after
-from zipmoe.hf.module_parts import ModuleParts, called_once, family_forward, places
+from zipmoe.hf.module_parts import ModuleParts, called_once, family_forward, is_called_as_known, places
 from zipmoe.hf.packed_experts import PackedExperts
 from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
 
@@ -88,7 +88,9 @@ class LastLayer:
             return False
         if "forward" in vars(model) or any(map(_is_foreign, vars(model)["_forward_pre_hooks"].values())):
             return False
-        if is_compiled(model) or nn.Module.__call__ is not nn.Module._wrapped_call_impl:
+        if is_compiled(model) or not is_called_as_known(model):
+            return False
+        if nn.Module.__call__ is not nn.Module._wrapped_call_impl:
             return False
         for holder, children in ((layer, self.in_layer), (base, self.in_base)):
             if any(holder._modules.get(name) is not child() for name, child in children.items()):
@@ -109,7 +111,9 @@ class LastLayer:
     def is_attention(self, module: nn.Module) -> bool:
         """Whether ``module`` is the layer's attention, and not a copy of it."""
         layer = self.layer()
-        return layer is not None and self.attention_name is not None and layer._modules.get(self.attention_name) is module
+        return (
+            layer is not None and self.attention_name is not None and layer._modules.get(self.attention_name) is module
+        )
 
 
 def find_last_layer(model: Any) -> LastLayer | None:
@@ -199,7 +203,7 @@ def keeps_positions_apart(module: Any, width: int) -> bool:
 def _is_quiet(module: nn.Module) -> bool:
     """Whether a call of a module runs its class's ``forward``, and else nothing but our own hooks."""
     own = vars(module)
-    if "forward" in own or is_compiled(module):
+    if "forward" in own or is_compiled(module) or not is_called_as_known(module):
         return False
     for name in HOOKS:
         hooks = own.get(name)

@@ -45,6 +45,15 @@ def family_forward(module: nn.Module) -> Any:
     raise AssertionError("unreachable: nn.Module has one")
 
 
+def is_called_as_known(module: nn.Module) -> bool:
+    """Whether no class of ``module`` has a ``__call__`` of its own, beside ours, Transformers' and torch's."""
+    kind = type(module)
+    if kind.__call__ is nn.Module.__call__:
+        return True
+    calls = [vars(each)["__call__"] for each in kind.__mro__ if "__call__" in vars(each)]
+    return all(_module_of(call).startswith(("zipmoe.", *_CODE_OF_OTHERS)) for call in calls)
+
+
 class ModuleParts:
     """The modules below one, of which none is kept alive, and the families' code of each."""
 
