@@ -219,12 +219,12 @@ def test_queries_of_the_last_layer(observed, monkeypatch):
     assert asked[2:] == [11, 11]
 
 
-def test_a_block_that_mixes_positions_is_left_alone(packed_model, monkeypatch):
+def test_a_block_that_mixes_positions_is_left_alone(packed_model):
     with pytest.warns(UserWarning, match="quantization_config"):
         model = packed_model("qwen2_moe").load(quantization_config=ZipMoEConfig(memory="8GB", mode="fast"))
-    block = type(model.model.layers[-1].mlp)
-    own = block.forward
-    monkeypatch.setattr(block, "forward", lambda self, x: own(self, x).cumsum(1))
+    block = model.model.layers[-1].mlp
+    own = type(block)
+    block.__class__ = type("Mixing", (own,), {"forward": lambda self, x: own.forward(self, x).cumsum(1)})
     left_out = model.zipmoe_last_positions
     left_out.place = type(left_out.place)(**vars(left_out.place) | _code(model))
     with model.zipmoe_engine, torch.no_grad():

@@ -92,6 +92,30 @@ def test_circles_and_modules_that_are_not_of_python(observed, whole):
     assert same(observed, whole)
 
 
+class Looking(nn.Module):
+    """Asks the last block what it makes of its input, behind the back of everybody who looks at the modules."""
+
+    def __init__(self, inner, block):
+        super().__init__()
+        self.inner = inner
+        self.blocks = [block]
+        self.seen = None
+
+    def forward(self, hidden_states, **kwargs):
+        self.seen = self.blocks[0](hidden_states)
+        return self.inner(hidden_states, **kwargs)
+
+
+def test_an_earlier_layer_of_unknown_code(observed, whole):
+    looking = []
+    for model in (observed.model, whole):
+        first, last = model.model.layers
+        model.model.layers[0] = Looking(first, last.mlp)
+        looking.append(model.model.layers[0])
+    assert same(observed, whole)
+    assert torch.equal(looking[0].seen, looking[1].seen)
+
+
 class Mixed(nn.Module):
     """Adds what is the same for all positions."""
 

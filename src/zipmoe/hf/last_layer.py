@@ -17,7 +17,7 @@ from torch import nn
 
 from zipmoe.hf.compiled_calls import is_compiled
 from zipmoe.hf.mentioned_names import code_after
-from zipmoe.hf.module_parts import ModuleParts, called_once, family_forward, is_called_as_known, places
+from zipmoe.hf.module_parts import ModuleParts, called_once, family_forward, has_known_code, is_called_as_known, places
 from zipmoe.hf.packed_experts import PackedExperts
 from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
 
@@ -72,7 +72,8 @@ class LastLayer:
         """Whether ``model`` still has these parts and their code, calls each of them once, and nobody looks at what
         passes between them.
 
-        Hooks of the earlier layers count as well: they may call the last one for what they are given.
+        Hooks of the earlier layers and somebody else's code in them count as well: they may call the last one for what
+        they are given.
         """
         base = model._modules.get(self.base_name)
         layers = None if base is None else base._modules.get(_LAYERS)
@@ -102,11 +103,17 @@ class LastLayer:
             return False
         if not self.parts.are_those_of(layer):
             return False
+        return self._is_called_once_and_unseen(base, layer, block)
+
+    def _is_called_once_and_unseen(self, base: nn.Module, layer: Any, block: nn.Module) -> bool:
         everything = [*places(base)]
         once = [layer, block]
         if self.attention_name is not None:
             once.append(layer._modules[self.attention_name])
-        return called_once(once, everything) and all(map(_is_quiet, everything))
+        if not called_once(once, everything) or not all(map(_is_quiet, everything)):
+            return False
+        of_layer = {*layer.modules()}
+        return all(each in of_layer or has_known_code(each) for each in everything)
 
     def is_attention(self, module: nn.Module) -> bool:
         """Whether ``module`` is the layer's attention, and not a copy of it."""
@@ -144,8 +151,7 @@ def find_last_layer(model: Any) -> LastLayer | None:
     after_block = _after_child(layer, blocks[0], width)
     if in_base is None or after_block is None:
         return None
-    parts = ModuleParts(layer)
-    if not parts.are_known:
+    if not all(map(has_known_code, layer.modules())):
         return None
     after_attention = _after_child(layer, _ATTENTION, width, blocks[0])
     block = layer._modules[blocks[0]]
@@ -158,7 +164,7 @@ def find_last_layer(model: Any) -> LastLayer | None:
         after_block | (after_attention or {}),
         in_base,
         tuple(type(part).forward for part in (model, base, layer, block)),
-        parts,
+        ModuleParts(layer),
         tuple(family_forward(base._modules[name]) for name in in_base),
     )
 

@@ -45,6 +45,11 @@ def family_forward(module: nn.Module) -> Any:
     raise AssertionError("unreachable: nn.Module has one")
 
 
+def has_known_code(module: nn.Module) -> bool:
+    """Whether the ``forward`` of its family is Transformers' or torch's."""
+    return _module_of(family_forward(module)).startswith(_CODE_OF_OTHERS)
+
+
 def is_called_as_known(module: nn.Module) -> bool:
     """Whether no class of ``module`` has a ``__call__`` of its own, beside ours, Transformers' and torch's."""
     kind = type(module)
@@ -59,11 +64,6 @@ class ModuleParts:
 
     def __init__(self, module: nn.Module) -> None:
         self._parts = [(weakref.ref(each), family_forward(each)) for each in places(module)]
-
-    @property
-    def are_known(self) -> bool:
-        """Whether all of the code is Transformers' or torch's."""
-        return all(_module_of(forward).startswith(_CODE_OF_OTHERS) for _, forward in self._parts)
 
     def are_those_of(self, module: nn.Module) -> bool:
         """Whether ``module`` has the same ones at the same places, with the same code."""
