@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,12 @@ import pytest
 import torch
 import transformers
 from fake_engine import FakeEngine
+from observed_model import PROMPT, ObservedModel, experts_class
 from representative_models import TINY_MODELS, TinyModel
 
 import zipmoe
 from zipmoe.codecs.codec_settings import CodecSettings
+from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.store.pack import pack
 
 IDS = torch.tensor([[5, 9, 31, 77, 120, 3, 240, 18, 64], [7, 7, 200, 41, 6, 99, 150, 23, 12]])
@@ -65,6 +67,26 @@ def packed_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         return built[name]
 
     return get
+
+
+@pytest.fixture
+def observed(packed_model: Callable[[str], Packed], monkeypatch: pytest.MonkeyPatch) -> Iterator[ObservedModel]:
+    held = ObservedModel(packed_model("qwen2_moe").folder)
+    monkeypatch.setattr(experts_class(held.layer.mlp.experts), "forward", held.experts_forward)
+    with held.model.zipmoe_engine:
+        yield held
+
+
+@pytest.fixture
+def whole(packed_model: Callable[[str], Packed]) -> Iterator[Any]:
+    """The same model, which leaves nothing out."""
+    settings = ZipMoEConfig(memory="8GB", mode="fast", last_positions=False)
+    with pytest.warns(UserWarning, match="quantization_config"):
+        model = packed_model("qwen2_moe").load(quantization_config=settings)
+    assert model.zipmoe_last_positions is None
+    with model.zipmoe_engine, torch.no_grad():
+        model(input_ids=PROMPT)  # of which modules that are used for the first time compute themselves
+        yield model
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from few_slots import load as load_few_slots
 from few_slots import take_memory
-from native_steps import load
+from observed_model import PROMPT, PROMPTS
 from torch import nn
 
 from zipmoe import _native
@@ -14,56 +14,7 @@ from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.errors import InvalidArgumentError
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.last_layer import keeps_positions_apart
-
-PROMPT = torch.arange(2, 13).view(1, -1) * 17 % 250
-PROMPTS = torch.cat([PROMPT, PROMPT.flip(1)])
-
-
-class Model:
-    """A model that has compared the block's results already, and what its last block is given."""
-
-    def __init__(self, folder):
-        self.model = load(folder)
-        self.layer = self.model.model.layers[-1]
-        self.left_out = self.model.zipmoe_last_positions
-        self.rows = []
-        experts = self.layer.mlp.experts
-        original = experts.forward.__func__
-
-        def forward(module, hidden_states, *rest):
-            if module is experts:
-                self.rows.append(hidden_states.shape[0])
-            return original(module, hidden_states, *rest)
-
-        self.experts_forward = forward
-        with torch.no_grad():
-            self.model(input_ids=PROMPT, logits_to_keep=1)
-        assert self.left_out.checked
-
-    def __call__(self, *args, **kwargs):
-        del self.rows[:]
-        with torch.no_grad():
-            return self.model(*args, **kwargs)
-
-
-@pytest.fixture
-def observed(packed_model, monkeypatch):
-    held = Model(packed_model("qwen2_moe").folder)
-    monkeypatch.setattr(type(held.layer.mlp.experts), "forward", held.experts_forward)
-    with held.model.zipmoe_engine:
-        yield held
-
-
-@pytest.fixture
-def whole(packed_model):
-    """The same model, which leaves nothing out."""
-    settings = ZipMoEConfig(memory="8GB", mode="fast", last_positions=False)
-    with pytest.warns(UserWarning, match="quantization_config"):
-        model = packed_model("qwen2_moe").load(quantization_config=settings)
-    assert model.zipmoe_last_positions is None
-    with model.zipmoe_engine, torch.no_grad():
-        model(input_ids=PROMPT)  # of which modules that are used for the first time compute themselves
-        yield model
+from zipmoe.hf.module_parts import ModuleParts
 
 
 @pytest.mark.parametrize("kept", [1, 3, 10])
@@ -153,7 +104,7 @@ def test_a_nested_call_of_the_base_model(observed, whole):
 
     hook = observed.model.model.layers[0].register_forward_hook(once)
     found = observed(input_ids=PROMPT, logits_to_keep=1).logits
-    assert observed.rows == [11, 1]
+    assert observed.rows == [11, 11]
     assert torch.equal(seen[0], whole.model(input_ids=PROMPT.flip(1)).last_hidden_state)
     assert torch.equal(found, whole(input_ids=PROMPT, logits_to_keep=1).logits)
 
@@ -268,14 +219,14 @@ def test_queries_of_the_last_layer(observed, monkeypatch):
     assert asked[2:] == [11, 11]
 
 
-def test_a_block_that_mixes_positions_is_left_alone(packed_model, monkeypatch):
+def test_a_block_that_mixes_positions_is_left_alone(packed_model):
     with pytest.warns(UserWarning, match="quantization_config"):
         model = packed_model("qwen2_moe").load(quantization_config=ZipMoEConfig(memory="8GB", mode="fast"))
-    block = type(model.model.layers[-1].mlp)
-    own = block.forward
-    monkeypatch.setattr(block, "forward", lambda self, x: own(self, x).cumsum(1))
+    block = model.model.layers[-1].mlp
+    own = type(block)
+    block.__class__ = type("Mixing", (own,), {"forward": lambda self, x: own.forward(self, x).cumsum(1)})
     left_out = model.zipmoe_last_positions
-    left_out.place = type(left_out.place)(**vars(left_out.place) | {"forwards": _forwards(model)})
+    left_out.place = type(left_out.place)(**vars(left_out.place) | _code(model))
     with model.zipmoe_engine, torch.no_grad():
         for _ in range(4):
             model(input_ids=PROMPT, logits_to_keep=1)
@@ -284,9 +235,10 @@ def test_a_block_that_mixes_positions_is_left_alone(packed_model, monkeypatch):
         assert "of the last layer for the positions" not in model.zipmoe_mode_line()
 
 
-def _forwards(model):
+def _code(model):
     layer = model.model.layers[-1]
-    return tuple(type(part).forward for part in (model, model.model, layer, layer.mlp))
+    forwards = tuple(type(part).forward for part in (model, model.model, layer, layer.mlp))
+    return {"forwards": forwards, "parts": ModuleParts(layer)}
 
 
 @pytest.mark.parametrize("settings", [{"mode": "exact"}, {"mode": "fast", "dtype": torch.float32}])

@@ -157,7 +157,7 @@ class FusedAttention(FusedModule):
         prompts, given = call.native.prompts, (call.hidden_states, call.cosines, call.sines)
         if prompts.checked:
             last_positions = self._zipmoe_last_positions
-            asked = 0 if last_positions is None else last_positions.positions(call.hidden_states)
+            asked = 0 if last_positions is None else last_positions.attention_positions(self, call.hidden_states)
             output, entries = prompts.attend(*given, asked)
             hold(call.cache, self.layer_idx, entries)
             if asked and last_positions is not None:

@@ -8,14 +8,16 @@ apart, and the choice of the positions whose logits are asked for. What is not k
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from zipmoe.hf.compiled_calls import is_compiled
 from zipmoe.hf.mentioned_names import code_after
+from zipmoe.hf.module_parts import ModuleParts, called_once, family_forward, has_known_code, is_called_as_known, places
 from zipmoe.hf.packed_experts import PackedExperts
 from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
 
@@ -61,9 +63,18 @@ class LastLayer:
     """Children of the base model through which they go then."""
     forwards: tuple[Callable[..., Any], ...]
     """Of the classes of the model, its base model, the layer and the block."""
+    parts: ModuleParts
+    """Of the layer."""
+    later_code: tuple[Any, ...]
+    """Of the children of the base model, in their order."""
 
     def is_as_found(self, model: Any) -> bool:
-        """Whether ``model`` still has these parts and their code, and nobody looks at what passes between them."""
+        """Whether ``model`` still has these parts and their code, calls each of them once, and nobody looks at what
+        passes between them.
+
+        Hooks of the earlier layers and somebody else's code in them count as well: they may call the last one for what
+        they are given.
+        """
         base = model._modules.get(self.base_name)
         layers = None if base is None else base._modules.get(_LAYERS)
         layer, block = self.layer(), self.block()
@@ -78,11 +89,38 @@ class LastLayer:
             return False
         if "forward" in vars(model) or any(map(_is_foreign, vars(model)["_forward_pre_hooks"].values())):
             return False
+        if is_compiled(model) or not is_called_as_known(model):
+            return False
+        if nn.Module.__call__ is not nn.Module._wrapped_call_impl:
+            return False
         for holder, children in ((layer, self.in_layer), (base, self.in_base)):
             if any(holder._modules.get(name) is not child() for name, child in children.items()):
                 return False
-        later = [base._modules[name] for name in self.in_base]
-        return all(map(_is_quiet, (base, *later, *layer.modules())))
+        if any(
+            family_forward(base._modules[name]) is not code
+            for name, code in zip(self.in_base, self.later_code, strict=True)
+        ):
+            return False
+        if not self.parts.are_those_of(layer):
+            return False
+        return self._is_called_once_and_unseen(base, layer, block)
+
+    def _is_called_once_and_unseen(self, base: nn.Module, layer: Any, block: nn.Module) -> bool:
+        everything = [*places(base)]
+        once = [layer, block]
+        if self.attention_name is not None:
+            once.append(layer._modules[self.attention_name])
+        if not called_once(once, everything) or not all(map(_is_quiet, everything)):
+            return False
+        of_layer = {*layer.modules()}
+        return all(each in of_layer or has_known_code(each) for each in everything)
+
+    def is_attention(self, module: nn.Module) -> bool:
+        """Whether ``module`` is the layer's attention, and not a copy of it."""
+        layer = self.layer()
+        return (
+            layer is not None and self.attention_name is not None and layer._modules.get(self.attention_name) is module
+        )
 
 
 def find_last_layer(model: Any) -> LastLayer | None:
@@ -113,6 +151,8 @@ def find_last_layer(model: Any) -> LastLayer | None:
     after_block = _after_child(layer, blocks[0], width)
     if in_base is None or after_block is None:
         return None
+    if not all(map(has_known_code, layer.modules())):
+        return None
     after_attention = _after_child(layer, _ATTENTION, width, blocks[0])
     block = layer._modules[blocks[0]]
     return LastLayer(
@@ -124,6 +164,8 @@ def find_last_layer(model: Any) -> LastLayer | None:
         after_block | (after_attention or {}),
         in_base,
         tuple(type(part).forward for part in (model, base, layer, block)),
+        ModuleParts(layer),
+        tuple(family_forward(base._modules[name]) for name in in_base),
     )
 
 
@@ -166,12 +208,14 @@ def keeps_positions_apart(module: Any, width: int) -> bool:
 
 def _is_quiet(module: nn.Module) -> bool:
     """Whether a call of a module runs its class's ``forward``, and else nothing but our own hooks."""
-    return "forward" not in vars(module) and not any(map(_is_foreign, _hooks(module)))
-
-
-def _hooks(module: nn.Module) -> Iterator[Any]:
+    own = vars(module)
+    if "forward" in own or is_compiled(module) or not is_called_as_known(module):
+        return False
     for name in HOOKS:
-        yield from vars(module)[name].values()
+        hooks = own.get(name)
+        if hooks is None or (hooks and any(map(_is_foreign, hooks.values()))):
+            return False  # what has no dict of hooks is not Python's
+    return True
 
 
 def _is_foreign(hook: Any) -> bool:

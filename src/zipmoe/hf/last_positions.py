@@ -14,12 +14,14 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from zipmoe.hf.call_shape import call_shape
+from zipmoe.hf.compiled_calls import is_compiled_call
+from zipmoe.hf.engine_slot import refuse_copy
 from zipmoe.hf.first_use import same_formula
 from zipmoe.hf.last_layer import LastLayer, find_last_layer
 
@@ -69,6 +71,9 @@ class LastPositions:
         """At the other positions."""
         self._trials_left = _TRIALS
         self._state = _State()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy()
 
     def install(self, model: Any) -> None:
         """Leave out what is not asked for from now on."""
@@ -123,7 +128,7 @@ class LastPositions:
 
     def _asked(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """How many last positions of each sequence, if the others are not looked at; else 0."""
-        if self._trials_left == 0 or call_shape(args, kwargs)[1] == 1:
+        if is_compiled_call() or self._trials_left == 0 or call_shape(args, kwargs)[1] == 1:
             return 0
         try:
             options = inspect.signature(model.forward).bind(*args, **kwargs).arguments
@@ -153,6 +158,10 @@ class LastPositions:
         """
         return self._state.active if self.checked and self._is_of_the_call(given) else 0
 
+    def attention_positions(self, attention: nn.Module, given: torch.Tensor) -> int:
+        """The same for what the last layer's attention is given, or a copy of it, which computes all."""
+        return self.positions(given) if self.place.is_attention(attention) else 0
+
     def _is_of_the_call(self, given: torch.Tensor) -> bool:
         shape = self._state.shape
         return given.dtype is torch.bfloat16 and given.dim() == 3 and tuple(given.shape[:2]) == shape
@@ -169,8 +178,10 @@ class LastPositions:
         return whole
 
     def _before_block(
-        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if block is not self.place.block():  # a copy, which has its original's hooks
+            return None
         state = self._state
         state.length, state.given = 0, None
         if state.active == 0 or len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor):
@@ -186,6 +197,8 @@ class LastPositions:
         return (narrowed,), {}
 
     def _after_block(self, block: nn.Module, _: Any, output: Any) -> Any:
+        if block is not self.place.block():
+            return None
         state = self._state
         length, given = state.length, state.given
         state.length, state.given = 0, None
