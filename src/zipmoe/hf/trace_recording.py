@@ -20,6 +20,9 @@ from zipmoe.planning.trace import TraceHeader, TraceWriter, open_trace_writer
 def record_trace(model: Any, path: Path) -> Iterator[None]:
     """Write the routing of every forward pass of ``model`` inside the ``with`` block to a new trace file.
 
+    Experts are written as they are requested: of the last layer none for positions that it leaves out
+    (``docs/compute.md``).
+
     Args:
         model: a loaded packed model.
         path: the file; see ``docs/planning.md`` for its format.
