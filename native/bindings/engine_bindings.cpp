@@ -391,10 +391,13 @@ void bind_engine(nb::module_& module) {
           "records"_a, "What the request after the open one (or the next one) will probably ask for.")
       .def(
           "predict_next",
-          [](const ProcessBoundEngine& self, const std::vector<uint32_t>& records) {
-            return without_gil([&] { return self.get().predict_next(records); });
+          [](const ProcessBoundEngine& self, const std::vector<uint32_t>& records, bool pass) {
+            return without_gil([&] { return self.get().predict_next(records, pass); });
           },
-          "records"_a, "What the next request will probably ask for; returns the positions of those not in memory.")
+          "records"_a, "of_pass"_a = false,
+          "What the next request will probably ask for; returns the positions of those not in memory. of_pass: it "
+          "begins "
+          "a pass like the last one.")
       .def(
           "predict_sweep",
           [](const ProcessBoundEngine& self, std::vector<uint32_t> records) {

@@ -138,8 +138,9 @@ class Engine {
   // first. Any request drops the predictions that are not its own. Ignored unless look-ahead is enabled.
   void predict(std::vector<RecordIndex> records);
   // What the next request will probably ask for, alike: reads begin at once. Ignored while a request is open. Returns
-  // which of them, by position, nothing is in memory of.
-  std::vector<size_t> predict_next(const std::vector<RecordIndex>& records);
+  // which of them, by position, nothing is in memory of. `pass`: it is the first of a pass like the last one, and if
+  // that asked every layer for most of its experts, predict() may have begun reads for it: they go on.
+  std::vector<size_t> predict_next(const std::vector<RecordIndex>& records, bool pass = false);
   // A pass that asks every layer for most of its experts is about to begin, the first one for these. Throws
   // std::logic_error if a request is open. Ignored unless look-ahead is enabled.
   void predict_sweep(std::vector<RecordIndex> records);

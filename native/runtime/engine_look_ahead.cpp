@@ -26,7 +26,7 @@ void Engine::predict(std::vector<RecordIndex> records) {
   if (request_) start_predicted();
 }
 
-std::vector<size_t> Engine::predict_next(const std::vector<RecordIndex>& records) {
+std::vector<size_t> Engine::predict_next(const std::vector<RecordIndex>& records, bool pass) {
   std::lock_guard lock(mutex_);
   require_open();
   if (!look_ahead_ || request_) return {};
@@ -36,8 +36,13 @@ std::vector<size_t> Engine::predict_next(const std::vector<RecordIndex>& records
     if (!cache_->resident(records[i])) absent.push_back(i);
   }
   predicted_.clear();
-  look_ahead_->drop();  // what was predicted before is for a request that never came
-  look_ahead_->predict(records);
+  if (pass && cache_->sweeping()) {  // what was begun for this request goes on, whether or not it is among these
+    look_ahead_->predict_in_sweep(records);
+    look_ahead_->go_on();
+  } else {
+    look_ahead_->drop();  // what was predicted before is for a request that never came
+    look_ahead_->predict(records);
+  }
   return absent;
 }
 

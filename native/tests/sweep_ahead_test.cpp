@@ -176,6 +176,23 @@ void test_the_first_layer_is_read_from_the_beginning_of_a_pass() {
   CHECK(predicted(unused) == kLayerExperts);
 }
 
+// From pass to pass: what was begun for the first layer before it was known what it will ask for goes on, and what is
+// known then comes next.
+void test_the_next_pass_is_predicted_twice() {
+  Stepped run = sweeping(kLayerExperts + kSpared);
+  serve(run, layer(1), {});
+  serve(run, layer(2), {0, 1, 2, 3});
+  CHECK(predicted(run) == 4);
+  CHECK(run.reader->step());
+  const std::vector<RecordIndex> known = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  CHECK(run.engine->predict_next(known, true).size() == known.size());  // of none of them all is there
+  CHECK(predicted(run) == kSweepReads);
+  run.reader->run();
+  serve(run, known, {});
+  const EngineCounters counters = run.engine->counters();
+  CHECK(counters.prefetched == kSweepReads - 2 && counters.look_ahead.wasted == 2);  // 0 and 1 are not asked for
+}
+
 // A pass that turns out otherwise: everything is dropped, and a decoding step finds the slots that it needs.
 void test_what_is_not_asked_for_is_dropped() {
   Stepped run = sweeping(kLayerExperts + kSpared);
@@ -286,6 +303,7 @@ int main() {
   }
   zipmoe::test_look_ahead_costs_the_slots_that_go_round();
   zipmoe::test_the_first_layer_is_read_from_the_beginning_of_a_pass();
+  zipmoe::test_the_next_pass_is_predicted_twice();
   zipmoe::test_what_is_not_asked_for_is_dropped();
   zipmoe::test_requests_that_end_early_and_pools_that_change();
   zipmoe::test_damage_is_an_error_of_who_asks_for_it();

@@ -95,6 +95,30 @@ def test_the_next_layer_is_predicted_from_this_one_for_few_rows_and_for_many(pac
     model.zipmoe_engine.close()
 
 
+def test_the_last_layer_of_a_step_of_many_sequences_predicts_the_first_of_the_next(packed_model):
+    model = load(packed_model("qwen2_moe"), True)
+    with model.zipmoe_engine, torch.no_grad():
+        decode(model, PROMPTS[:1], steps=1)
+        paths = [group.path for group in model.zipmoe_engine.folder.manifest.expert_groups]
+        prompts = torch.cat([PROMPTS, PROMPTS])
+        cache = model(input_ids=prompts).cache
+        _, predictions = observe(model)
+        chosen: list[torch.Tensor] = []
+        model.model.layers[0].mlp.gate.register_forward_hook(lambda _, __, output: chosen.append(output[2]))
+        model(input_ids=prompts[:, -1:], cache=cache)
+        assert [path for path, _ in predictions] == [*paths[1:], paths[0]]
+        ids = chosen[0].reshape(-1).tolist()
+        counts = [ids.count(expert) for expert in predictions[-1][1]]
+        assert counts == sorted(counts, reverse=True) and counts[-1] >= 2
+        assert len(counts) == sum(ids.count(expert) >= 2 for expert in range(model.config.num_experts))
+        del predictions[:]
+        model(
+            input_ids=prompts[:, -2:], cache=cache
+        )  # several tokens: what comes next is another kind of step
+        model(input_ids=prompts[:3, -1:])  # few sequences: the next tokens are waited for
+        assert [path for path, _ in predictions] == paths[1:] * 2
+
+
 def test_many_rows_predict_every_expert_that_is_named_in_the_order_of_its_tokens(packed_model):
     model = load(packed_model("qwen2_moe"), True)
     with torch.no_grad():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from few_slots import PROMPTS, both, counters, decode, load
 from torch import nn
+from torch.nn import functional
 
 from zipmoe.errors import CorruptRecordError, ZipMoEError
 from zipmoe.hf.configuration import ZipMoEConfig
@@ -33,8 +34,8 @@ def observe(model: Any) -> list[Any]:
     look_ahead = model.zipmoe_look_ahead.look_ahead
     original = look_ahead.predict_next
 
-    def predict_next(group: Any, expert_ids: Sequence[int]) -> list[int]:
-        absent = original(group, expert_ids)
+    def predict_next(group: Any, expert_ids: Sequence[int], of_pass: bool) -> list[int]:
+        absent = original(group, expert_ids, of_pass)
         seen.append((group.path, list(expert_ids), absent))
         return absent
 
@@ -153,12 +154,24 @@ def test_right_predictions_are_used_and_wrong_ones_dropped(packed_model):
         assert counters(model).hits == 2
 
 
-def test_nothing_is_predicted_for_gradients_and_many_sequences(packed_model):
+def test_many_sequences_predict_what_their_next_tokens_ask_for(packed_model):
     model = load(packed_model("qwen2_moe"), True)
     with model.zipmoe_engine, torch.no_grad():
         decode(model, PROMPTS[:1], steps=1)
         seen = observe(model)
         decode(model, torch.cat([PROMPTS, PROMPTS]), steps=2)
+        assert len(seen) == 2
+        tokens = [3, 1, 4, 1, 5, 9]
+        logits = functional.one_hot(torch.tensor(tokens), model.config.vocab_size).to(torch.bfloat16)
+        model.zipmoe_next_token.predict(logits.unsqueeze(1))
+        assert len(seen) == 3 and set(seen[2][1]) == set(expected_ids(model, tokens))
+
+
+def test_nothing_is_predicted_for_gradients_and_other_shapes(packed_model):
+    model = load(packed_model("qwen2_moe"), True)
+    with model.zipmoe_engine, torch.no_grad():
+        decode(model, PROMPTS[:1], steps=1)
+        seen = observe(model)
         logits = torch.randn((1, 1, model.config.vocab_size))
         beyond = torch.arange(model.config.vocab_size + 1.0).unsqueeze(0)
         for useless in (logits.flatten(), logits.unsqueeze(0), logits[:0], beyond):
@@ -217,7 +230,7 @@ def test_a_prediction_that_fails_is_no_error_of_the_step(packed_model, monkeypat
     model = load(packed_model("qwen2_moe"), True)
     calls = []
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         calls.append(where)
         raise ZipMoEError("closed")
 

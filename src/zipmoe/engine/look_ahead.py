@@ -55,19 +55,21 @@ class LookAhead:
         with engine._exclusive():
             engine._native.predict([group.records[expert_id] for expert_id in expert_ids])
 
-    def predict_next(self, group: GroupHandle, expert_ids: Sequence[int]) -> list[int]:
+    def predict_next(self, group: GroupHandle, expert_ids: Sequence[int], of_pass: bool = False) -> list[int]:
         """What the next request will ask for; reads begin at once. Nothing happens while a request is open or begun.
 
         Args:
             group: of the experts.
             expert_ids: the likeliest first.
+            of_pass: the request begins a pass of as many rows as the last one: if that asked every layer for most of
+                its experts, so will this one, and what ``predict`` has begun for it goes on.
 
         Returns:
             Those of which nothing was in memory: reads were queued for as many of them as slots are spared.
         """
         engine = self._engine
         with engine._exclusive():
-            absent = engine._native.predict_next([group.records[expert_id] for expert_id in expert_ids])
+            absent = engine._native.predict_next([group.records[expert_id] for expert_id in expert_ids], of_pass)
         return [expert_ids[position] for position in absent]
 
     def predict_sweep(self, group: GroupHandle) -> None:

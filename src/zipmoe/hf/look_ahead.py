@@ -8,6 +8,7 @@ idle disk time. Its own norm is left out: the present block's input is normed al
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,11 +31,11 @@ _CHOICES_OF_ALL = 4
 """Choices for each expert with which a layer asks for nearly all of them (94 % of 60: docs/results/look_ahead.md)."""
 
 
-def _most_tokens_first(chosen: torch.Tensor, experts: int) -> list[int]:
-    """Ids that occur, those of many tokens first; ``chosen``: ids, some perhaps out of range."""
+def _most_tokens_first(chosen: torch.Tensor, experts: int, tokens_min: int = 1) -> list[int]:
+    """Ids that occur so often, those of many tokens first; ``chosen``: ids, some perhaps out of range."""
     ids = chosen.reshape(-1)
     counts = torch.bincount(ids[(ids >= 0) & (ids < experts)], minlength=experts)
-    order: list[int] = counts.argsort(descending=True, stable=True)[: int((counts > 0).sum())].tolist()
+    order: list[int] = counts.argsort(descending=True, stable=True)[: int((counts >= tokens_min).sum())].tolist()
     return order
 
 
@@ -86,12 +87,10 @@ class RoutedBlock:
         None if the block is gone, or the hidden states have another width than its own.
         """
         block: Any = self._block()
-        if block is None or given.shape[-1] != self.width:
+        rows = given.numel() // self.width
+        if block is None or given.shape[-1] != self.width or not self.is_predictable(rows):
             return None
         router, experts = block._modules[self._router], block._modules[self._experts]
-        rows = given.numel() // self.width
-        if rows > ROWS_MAX and rows * self._top_k < experts.num_experts:
-            return None
         if self._flattened:
             given = given.reshape(-1, given.shape[-1])
         with torch.no_grad():
@@ -103,6 +102,22 @@ class RoutedBlock:
             likely = _most_tokens_first(chosen, experts.num_experts)
         source: ExpertSource = experts._zipmoe_source
         return source.group, likely
+
+    def is_predictable(self, rows: int) -> bool:
+        """Whether few or most experts are likely for so many rows: between lie too many that do not come true."""
+        block: Any = self._block()
+        return rows <= ROWS_MAX or (
+            block is not None and rows * self._top_k >= block._modules[self._experts].num_experts
+        )
+
+    def predict_again(self, look_ahead: LookAhead, chosen: torch.Tensor) -> None:
+        """The router chose these experts (rows, top_k) in this step: it will choose about the same in the next one."""
+        block: Any = self._block()
+        if block is None or not self.is_predictable(chosen.shape[0]):
+            return
+        experts = block._modules[self._experts]
+        source: ExpertSource = experts._zipmoe_source
+        look_ahead.predict(source.group, _most_tokens_first(chosen, experts.num_experts, tokens_min=2))
 
     def predict_all(self, look_ahead: LookAhead, rows: int) -> None:
         """The block is the first of a pass with so many rows that begins: predict all experts, if it will ask for
@@ -146,6 +161,10 @@ class LookAheadChain:
         """Blocks of which the first call is, or was, watched."""
         self.seen = 0
         """Those that have been called."""
+        self._sequences = 0  # of the step at hand; 0: none, or several tokens of each
+        self._first_chosen: torch.Tensor | None = None  # by the first block's router, in this step
+        self.first_choice_listeners: list[Callable[[torch.Tensor], None]] = []
+        """Are told what the first block's router chooses: ids (rows, top_k)."""
 
     @property
     def look_ahead(self) -> LookAhead | None:
@@ -164,12 +183,40 @@ class LookAheadChain:
             self._last.following = routed
         elif self.seen == 1:
             self.first = routed
+            self._watch_first_router(routed)
         self._last = routed
 
         def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             routed.before(look_ahead, args, kwargs)
+            if routed is self._last:
+                self._predict_next_step(look_ahead)
 
         block.register_forward_pre_hook(before_block, with_kwargs=True)
+
+    def _watch_first_router(self, first: RoutedBlock) -> None:
+        router = first.router
+        if router is None:
+            return
+
+        def experts_chosen(_: nn.Module, __: Any, output: Any) -> None:
+            if isinstance(output, tuple) and len(output) > 2 and isinstance(output[2], torch.Tensor):
+                self._first_chosen = output[2].detach()
+                for listener in self.first_choice_listeners:
+                    listener(self._first_chosen)
+
+        router.register_forward_hook(experts_chosen)
+
+    def _predict_next_step(self, look_ahead: LookAhead) -> None:
+        """The last layer of a step of many sequences begins: next comes the first one.
+
+        Its next tokens are not known yet, but most of what so many ask for, they ask for again. Predicted from then on
+        (``next_token_look_ahead.py``) is what they really will.
+        """
+        chosen, self._first_chosen = self._first_chosen, None
+        if self.first is None or chosen is None or chosen.dim() != 2 or chosen.shape[0] <= ROWS_MAX:
+            return
+        if chosen.shape[0] == self._sequences:
+            self.first.predict_again(look_ahead, chosen)
 
     def watch_passes(self, model: nn.Module) -> None:
         """Predict the first layer whenever a pass of ``model`` with many rows begins."""
@@ -179,6 +226,8 @@ class LookAheadChain:
 
         def before_pass(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             sequences, length = call_shape(args, kwargs)
+            self._sequences = sequences if length == 1 else 0
+            self._first_chosen = None
             if self.first is not None and sequences * length > ROWS_MAX:
                 self.first.predict_all(look_ahead, sequences * length)
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from zipmoe.errors import ZipMoEError
-from zipmoe.hf.look_ahead import ROWS_MAX, LookAheadChain, RoutedBlock
+from zipmoe.hf.look_ahead import ROWS_MAX, LookAheadChain
 from zipmoe.hf.packed_embedding import PackedEmbedding
 from zipmoe.hf.readable_rows import records_gradients
 
@@ -72,9 +72,9 @@ class NextTokenLookAhead:
         self.track_record = TrackRecord()
         self._chain = chain
         self._embedding = weakref.ref(embedding)
-        self._watched = False  # the first block's router
         self._unconfirmed: list[int] = []  # predicted, and not in memory then
         self._rows = 0  # for so many
+        chain.first_choice_listeners.append(self.compare)
 
     def predict(self, logits: torch.Tensor) -> None:
         """The logits (sequences, positions, vocabulary) of a step are known: predict for the tokens that follow."""
@@ -85,31 +85,18 @@ class NextTokenLookAhead:
         if records_gradients(logits) or logits.dim() not in (2, 3) or logits.numel() == 0:
             return
         last = logits[:, -1] if logits.dim() == 3 else logits
-        if last.shape[0] > ROWS_MAX or not self.track_record.may_predict():
+        if not first.is_predictable(last.shape[0]) or not self.track_record.may_predict():
             return
         tokens = likeliest(last.detach())
         if max(tokens) >= embedding.num_embeddings:
             return
-        self._watch(first)
         with torch.no_grad():
             try:
                 found = first.likely(unit_rms(_rows(embedding, tokens)).unsqueeze(1))
-                absent = [] if found is None else look_ahead.predict_next(*found)
+                absent = [] if found is None else look_ahead.predict_next(*found, of_pass=len(tokens) > ROWS_MAX)
             except ZipMoEError:  # a damaged row, a closed engine: an error of the step that asks for it, if that comes
                 return
         self._unconfirmed, self._rows = absent, len(tokens)
-
-    def _watch(self, first: RoutedBlock) -> None:
-        router = first.router
-        if self._watched or router is None:
-            return
-        self._watched = True
-
-        def experts_chosen(_: nn.Module, __: Any, output: Any) -> None:
-            if isinstance(output, tuple) and len(output) > 2 and isinstance(output[2], torch.Tensor):
-                self.compare(output[2])
-
-        router.register_forward_hook(experts_chosen)
 
     def compare(self, chosen: torch.Tensor) -> None:
         """The first block's router has chosen (rows, top_k) experts."""
