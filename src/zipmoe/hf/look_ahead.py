@@ -31,6 +31,11 @@ _CHOICES_OF_ALL = 4
 """Choices for each expert with which a layer asks for nearly all of them (94 % of 60: docs/results/look_ahead.md)."""
 
 
+_AGAIN_TOKENS_MIN = 3
+"""Tokens of a step that ask for an expert, with which it is likely enough to be asked for in the next step (2: twice as
+many reads in vain, docs/results/look_ahead.md)."""
+
+
 def _most_tokens_first(chosen: torch.Tensor, experts: int, tokens_min: int = 1) -> list[int]:
     """Ids that occur so often, those of many tokens first; ``chosen``: ids, some perhaps out of range."""
     ids = chosen.reshape(-1)
@@ -117,7 +122,7 @@ class RoutedBlock:
             return
         experts = block._modules[self._experts]
         source: ExpertSource = experts._zipmoe_source
-        look_ahead.predict(source.group, _most_tokens_first(chosen, experts.num_experts, tokens_min=2))
+        look_ahead.predict(source.group, _most_tokens_first(chosen, experts.num_experts, _AGAIN_TOKENS_MIN))
 
     def predict_all(self, look_ahead: LookAhead, rows: int) -> None:
         """The block is the first of a pass with so many rows that begins: predict all experts, if it will ask for
