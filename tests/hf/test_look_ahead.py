@@ -112,9 +112,7 @@ def test_the_last_layer_of_a_step_of_many_sequences_predicts_the_first_of_the_ne
         assert counts == sorted(counts, reverse=True) and counts[-1] >= 3
         assert len(counts) == sum(ids.count(expert) >= 3 for expert in range(model.config.num_experts))
         del predictions[:]
-        model(
-            input_ids=prompts[:, -2:], cache=cache
-        )  # several tokens: what comes next is another kind of step
+        model(input_ids=prompts[:, -2:], cache=cache)  # several tokens: what comes next is another kind of step
         model(input_ids=prompts[:3, -1:])  # few sequences: the next tokens are waited for
         assert [path for path, _ in predictions] == paths[1:] * 2
 
