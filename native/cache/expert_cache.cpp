@@ -127,8 +127,9 @@ void ExpertCache::count_layers() {
 uint32_t ExpertCache::share(uint32_t size_class) const {
   const uint32_t slots = classes_[size_class].slots;
   const uint32_t layers = pools_[size_class].layers;
-  if (slots <= 2 * kTurningSlots || slots - kTurningSlots < layers) return UINT32_MAX;
-  return (slots - kTurningSlots) / layers;
+  const uint32_t turning = sweep_.turning().all();
+  if (slots <= 2 * turning || slots - turning < layers) return UINT32_MAX;
+  return (slots - turning) / layers;
 }
 
 // A pass uses everybody once, so that the policy would let whole layers go, the first ones, and the next pass would

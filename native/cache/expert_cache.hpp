@@ -50,6 +50,7 @@ class ExpertCache {
   void sweep_begins() { sweep_.begin(); }
   // Whether the last request was part of a pass during which the policy alone does not say who makes room.
   bool sweeping() const { return sweep_.sweeping(); }
+  TurningSlots turning() const { return sweep_.turning(); }
 
   bool absent(RecordIndex record) const { return entry(record).state == State::absent; }
   bool resident(RecordIndex record) const { return entry(record).state == State::resident; }

@@ -13,13 +13,14 @@ Sweep::Sweep(const std::vector<bool>& experts, uint32_t layers) : layers_(std::m
 }
 
 void Sweep::begin() {
-  sweeping_ = true;
+  sweeping_ = nearly_all_ = true;
   first_awaited_ = 0;
 }
 
 void Sweep::requested(std::span<const RecordIndex> records) {
   // At least half of a layer of the mean size.
   sweeping_ = !records.empty() && 2 * uint64_t{records.size()} * layers_ >= records_;
+  nearly_all_ = 5 * uint64_t{records.size()} * layers_ >= 4 * records_;
   if (sweeping_) first_awaited_ = *std::ranges::max_element(records) + 1;
 }
 

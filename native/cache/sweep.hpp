@@ -15,8 +15,19 @@ namespace zipmoe {
 inline constexpr uint32_t kSweepReads = 10;
 // Reads of the layer at hand that others make room for; with fewer, the disk might run dry.
 inline constexpr uint32_t kReadingThatEvictOthers = 8;
+
 // Slots that go round in a pass.
-inline constexpr uint32_t kTurningSlots = kSweepReads + kReadingThatEvictOthers;
+struct TurningSlots {
+  uint32_t ahead;    // reads for the next layer
+  uint32_t reading;  // reads of the layer at hand
+
+  uint32_t all() const { return ahead + reading; }
+};
+
+inline constexpr TurningSlots kTurningInPrompts{kSweepReads, kReadingThatEvictOthers};
+// Steps of many sequences, which ask for some of every layer, compute little for each expert: so many reads keep the
+// disk busy, and more records stay (docs/results/look_ahead.md).
+inline constexpr TurningSlots kTurningInSteps{5, 6};
 
 class Sweep {
  public:
@@ -30,6 +41,8 @@ class Sweep {
 
   // Whether the last request was part of such a pass, or one is about to begin.
   bool sweeping() const { return sweeping_; }
+
+  TurningSlots turning() const { return sweeping_ && !nearly_all_ ? kTurningInSteps : kTurningInPrompts; }
 
   // Whether the pass at hand is likely to ask for the record in a layer to come. Records are numbered layer by layer,
   // in the order in which a pass asks for them; where they are not, the answer costs reads and nothing else.
@@ -48,6 +61,7 @@ class Sweep {
   std::vector<uint32_t> layer_of_;
   uint64_t records_ = 0;
   bool sweeping_ = false;
+  bool nearly_all_ = false;        // of a layer was asked for, or will be
   RecordIndex first_awaited_ = 0;  // behind the last one of the layer at hand
 };
 

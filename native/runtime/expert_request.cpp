@@ -6,14 +6,6 @@
 #include "runtime/stopwatch.hpp"
 
 namespace zipmoe {
-namespace {
-
-// Experts of this request that are being read, or are there, read ahead perhaps, and wait for being handed out: so many
-// at most when others make room.
-constexpr uint64_t kPendingThatEvictOthers = kTurningSlots;
-
-}  // namespace
-
 ExpertRequest::ExpertRequest(ExpertCache& cache, RecordLoader& loader, std::vector<RecordIndex> records,
                              HandOutOrder order, LookAhead* ahead)
     : cache_(cache), loader_(loader), ahead_(ahead), order_(order), left_(records.size()) {
@@ -89,9 +81,11 @@ void ExpertRequest::begin_reads() {
 }
 
 Spared ExpertRequest::spared() const {
-  if (reading_ < kReadingThatEvictOthers && pending_ < kPendingThatEvictOthers) return Spared::nobody;
+  const TurningSlots turning = cache_.turning();
+  // Pending are experts that are being read, or are there, read ahead perhaps, and wait for being handed out.
+  if (reading_ < turning.reading && pending_ < turning.all()) return Spared::nobody;
   if (order_ == HandOutOrder::ascending && next_unissued_ == head_) return Spared::nobody;  // all wait for this one
-  if (reading_ >= kReadingThatEvictOthers || choose()) return Spared::other_layers;
+  if (reading_ >= turning.reading || choose()) return Spared::other_layers;
   return reading_ > 0 ? Spared::awaited : Spared::nobody;  // ascending, and those that are there come later
 }
 

@@ -67,7 +67,8 @@ void LookAhead::go_on(AheadRoom room) {
   collect();
   const PinnedResidents kept(cache_, predicted_);
   start(AheadRoom::unused, without_slot_.size());
-  if (reads_.size() < kSweepReads) start(room, kSweepReads - reads_.size());
+  const size_t most = cache_.turning().ahead;
+  if (reads_.size() < most) start(room, most - reads_.size());
 }
 
 // At most `most` of those without a slot, until one finds no room. Those that are predicted are pinned meanwhile, else

@@ -176,6 +176,18 @@ void test_the_first_layer_is_read_from_the_beginning_of_a_pass() {
   CHECK(predicted(unused) == kLayerExperts);
 }
 
+// A step that asks for ten of sixteen is a pass, too, but not a prompt.
+void test_steps_of_many_sequences_read_fewer_ahead() {
+  Stepped run = sweeping(kLayerExperts + kSpared);
+  serve(run, layer(2), {});
+  const std::vector<RecordIndex> all = layer(0);
+  serve(run, {all.begin(), all.begin() + 10}, layer(1));
+  run.reader->run();
+  CHECK(predicted(run) == kTurningInSteps.ahead);
+  serve(run, layer(1), layer(2));
+  CHECK(predicted(run) == kTurningInSteps.ahead + kSweepReads);
+}
+
 // From pass to pass: what was begun for the first layer before it was known what it will ask for goes on, and what is
 // known then comes next.
 void test_the_next_pass_is_predicted_twice() {
@@ -303,6 +315,7 @@ int main() {
   }
   zipmoe::test_look_ahead_costs_the_slots_that_go_round();
   zipmoe::test_the_first_layer_is_read_from_the_beginning_of_a_pass();
+  zipmoe::test_steps_of_many_sequences_read_fewer_ahead();
   zipmoe::test_the_next_pass_is_predicted_twice();
   zipmoe::test_what_is_not_asked_for_is_dropped();
   zipmoe::test_requests_that_end_early_and_pools_that_change();
