@@ -95,9 +95,9 @@ void test_a_pass_keeps_what_later_layers_will_ask_for(uint32_t slots, HandOutOrd
     const auto awaited = std::ranges::count_if(before, [&](RecordIndex record) { return record > last; });
     const auto lost =
         std::ranges::count_if(before, [&](RecordIndex record) { return record > last && !holds(after, record); });
-    CHECK(lost <= static_cast<ptrdiff_t>(kTurningInPrompts.all()));
+    CHECK(lost <= static_cast<ptrdiff_t>(kTurningInSteps.all()));
     if (static_cast<uint64_t>(awaited) + records.size() + kSpared <= slots) {
-      CHECK(lost == 0 || slots > 2 * kTurningInPrompts.all());  // a layer may hold more than its share
+      CHECK(lost == 0 || slots > 2 * kTurningInSteps.all());  // a layer may hold more than its share
       somebody_stayed = somebody_stayed || awaited > 0;
     }
     const EngineCounters now = run.engine->counters();
