@@ -7,6 +7,7 @@ NB_MODULE(_native, module) {
   zipmoe::bind_compute(module);
   zipmoe::bind_engine(module);
   zipmoe::bind_steps(module);
+  zipmoe::bind_layers(module);
   zipmoe::bind_prompts(module);
   zipmoe::bind_object_checks(module);
   zipmoe::bind_cache(module);

@@ -6,6 +6,7 @@ namespace zipmoe {
 void bind_codecs(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 void bind_steps(nanobind::module_& module);
+void bind_layers(nanobind::module_& module);
 void bind_prompts(nanobind::module_& module);
 void bind_object_checks(nanobind::module_& module);
 void bind_compute(nanobind::module_& module);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings/engine_arrays.hpp"
+#include "bindings/layer_parts.hpp"
 #include "bindings/module.hpp"
 #include "bindings/process_bound_engine.hpp"
 #include "compute/gemv.hpp"
@@ -25,10 +26,6 @@ using namespace nb::literals;
 namespace zipmoe {
 namespace {
 
-using Vector = nb::ndarray<const uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Angles = nb::ndarray<const uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using Entries = nb::ndarray<uint16_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
-
 // Gives the GIL up for the time of long work. Short work, as of one token, keeps it: whoever gives it up may wait for
 // it afterwards for longer than the work takes.
 class UnlockedIfLong {
@@ -41,42 +38,6 @@ class UnlockedIfLong {
 
  private:
   std::optional<nb::gil_scoped_release> release_;
-};
-
-// A bias or a norm's weight, which lives as long as this.
-struct HeldVector {
-  std::optional<Vector> array;
-
-  std::span<const uint16_t> values() const {
-    return array ? std::span(array->data(), array->size()) : std::span<const uint16_t>();
-  }
-};
-
-struct HeldProjection {
-  DenseProjection projection;
-  HeldVector bias;
-};
-
-struct HeldNorm {
-  HeldVector weight;
-  float epsilon = 0.0f;
-
-  RmsNorm norm(uint64_t size) const {
-    if (!weight.array) return {};
-    if (weight.values().size() != size) throw std::invalid_argument("a norm has one weight for every value");
-    return {weight.values().data(), epsilon};
-  }
-};
-
-struct HeldAttention {
-  std::vector<HeldProjection> projections;  // query, key, value, output
-  std::vector<HeldNorm> norms;              // query, key
-  AttentionLayer layer;
-};
-
-struct HeldNetwork {
-  std::vector<HeldProjection> projections;  // gate, up, down
-  DenseNetwork network;
 };
 
 void init_attention(HeldAttention* self, HeldProjection query, HeldProjection key, HeldProjection value,
@@ -101,40 +62,6 @@ void init_network(HeldNetwork* self, HeldProjection gate, HeldProjection up, Hel
   DenseNetwork network{gate.projection, up.projection, down.projection, activation};
   new (self) HeldNetwork{{std::move(gate), std::move(up), std::move(down)}, std::move(network)};
 }
-
-RotaryPositions rotary_positions(const std::optional<Angles>& cosines, const std::optional<Angles>& sines,
-                                 uint64_t sequences, uint64_t tokens) {
-  if (!cosines && !sines) return {};
-  const auto fits = [&](const Angles& angles) {
-    return (angles.shape(0) == sequences || angles.shape(0) == 1) && angles.shape(1) == tokens;
-  };
-  if (!cosines || !sines || !fits(*cosines) || !fits(*sines) || cosines->shape(0) != sines->shape(0) ||
-      cosines->shape(2) != sines->shape(2)) {
-    throw std::invalid_argument("cosines and sines have the shape [sequences or 1, new tokens, dimensions]");
-  }
-  const uint64_t dimensions = cosines->shape(2);
-  return {cosines->data(), sines->data(), dimensions, cosines->shape(0) == 1 ? 0 : tokens * dimensions};
-}
-
-// The buffers of a cache for `rows` new tokens in all, and how many each sequence has.
-struct CacheEntries {
-  KeyValueCache cache;
-  uint64_t sequences;
-  uint64_t tokens;
-
-  CacheEntries(const AttentionShape& shape, const Entries& keys, const Entries& values, uint64_t length, uint64_t rows)
-      : cache{keys.data(), values.data(), length, keys.shape(2)}, sequences(keys.shape(0)), tokens(0) {
-    const auto fits = [&](const Entries& entries) {
-      return entries.shape(0) == sequences && entries.shape(1) == shape.key_value_heads &&
-             entries.shape(2) == cache.capacity && entries.shape(3) == shape.head_dimension;
-    };
-    if (sequences == 0 || rows == 0 || rows % sequences != 0 || !fits(keys) || !fits(values)) {
-      throw std::invalid_argument(
-          "keys and values have the shape [sequences, key-value heads, capacity, head dimension]");
-    }
-    tokens = rows / sequences;
-  }
-};
 
 void attention_step(const ProcessBoundEngine& engine, const HeldAttention& attention, Words2 x,
                     const std::optional<Angles>& cosines, const std::optional<Angles>& sines, Entries keys,
@@ -212,11 +139,12 @@ void bind_steps(nb::module_& module) {
             self->projection.bias = self->bias.values();
           },
           "blocks"_a, "bias"_a.noconvert() = nb::none(), "A dense matrix's records; bias BF16 patterns [rows].");
-  nb::class_<HeldNorm>(module, "HeadNorm")
+  nb::class_<HeldNorm>(module, "RmsNorm")
       .def(
           "__init__",
           [](HeldNorm* self, BiasWords weight, float epsilon) { new (self) HeldNorm{{std::move(weight)}, epsilon}; },
-          "weight"_a.noconvert() = nb::none(), "epsilon"_a = 0.0f, "RMS norm of a head; without a weight: none.");
+          "weight"_a.noconvert() = nb::none(), "epsilon"_a = 0.0f,
+          "Weight and epsilon of an RMS norm; without a weight: none at all.");
   nb::class_<HeldAttention>(module, "AttentionLayer")
       .def("__init__", &init_attention, "query"_a, "key"_a, "value"_a, "output"_a, "heads"_a, "scale"_a, "query_norm"_a,
            "key_norm"_a, "heads: of queries, of keys and values, and their dimensions.");

@@ -185,6 +185,7 @@ class Engine {
 
   std::span<uint8_t> scratch(uint32_t index) const { return scratch_.at(index); }
   std::shared_ptr<Arena> arena() const { return arena_; }
+  InstructionSet instruction_set() const { return options_.instruction_set; }
 
   // Between requests only; throws std::logic_error otherwise.
   void resize_pool(uint32_t size_class, uint32_t slots);

@@ -136,7 +136,7 @@ class ExpertNetwork:
 class DenseProjection:
     def __init__(self, blocks: Sequence[int], bias: _Words | None = None) -> None: ...
 
-class HeadNorm:
+class RmsNorm:
     def __init__(self, weight: _Words | None = None, epsilon: float = 0.0) -> None: ...
 
 class AttentionLayer:
@@ -148,8 +148,8 @@ class AttentionLayer:
         output: DenseProjection,
         heads: Sequence[int],
         scale: float,
-        query_norm: HeadNorm,
-        key_norm: HeadNorm,
+        query_norm: RmsNorm,
+        key_norm: RmsNorm,
     ) -> None: ...
 
 class DenseNetwork:
@@ -168,6 +168,65 @@ def attention_step(
     x: _Words,
     cosines: _Words | None,
     sines: _Words | None,
+    keys: _Words,
+    values: _Words,
+    length: int,
+    out: _Words,
+) -> None: ...
+
+class LayerNorms:
+    def __init__(self, before_attention: RmsNorm, before_feed_forward: RmsNorm) -> None: ...
+
+class SharedExpert:
+    def __init__(
+        self, network: DenseNetwork, gate: _Words | None = None, gate_function: _Words | None = None
+    ) -> None: ...
+
+class SparseBlock:
+    def __init__(
+        self,
+        formula: RouterFormula,
+        router: _Words,
+        rounded_weights: bool,
+        experts: Sequence[int],
+        network: ExpertNetwork,
+        shared: SharedExpert | None = None,
+    ) -> None: ...
+
+def attention_in_layer(
+    engine: Engine,
+    norms: LayerNorms,
+    attention: AttentionLayer,
+    x: _Words,
+    cosines: _Words,
+    sines: _Words,
+    keys: _Words,
+    values: _Words,
+    length: int,
+    sum: _Words,
+    normed: _Words,
+) -> None: ...
+def dense_layer_step(
+    engine: Engine,
+    norms: LayerNorms,
+    attention: AttentionLayer,
+    network: DenseNetwork,
+    x: _Words,
+    cosines: _Words,
+    sines: _Words,
+    keys: _Words,
+    values: _Words,
+    length: int,
+    out: _Words,
+) -> None: ...
+def sparse_layer_step(
+    engine: Engine,
+    norms: LayerNorms,
+    attention: AttentionLayer,
+    block: SparseBlock,
+    x: _Words,
+    cosines: _Words,
+    sines: _Words,
     keys: _Words,
     values: _Words,
     length: int,

@@ -16,10 +16,16 @@ from zipmoe.hf.configuration import ZipMoEConfig
 
 @dataclass
 class Calls:
-    """How often the native core was asked for a whole attention, or a whole feed-forward network."""
+    """How often the native core was asked for a whole attention, or a whole feed-forward network, be it in a call of
+    its own or in that of a layer.
+    """
 
     attention: int = 0
     feed_forward: int = 0
+    layers: int = 0
+    """Calls for a whole layer, with its feed-forward network or its sparse block."""
+    first_halves: int = 0
+    """Calls for a layer without those."""
     tokens: list[int] = field(default_factory=list)
     """Cached tokens at each call of attention."""
 
@@ -27,6 +33,7 @@ class Calls:
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls = Calls()
     attention, feed_forward = FusedCompute.attention, FusedCompute.feed_forward
+    layer, first_half = FusedCompute.layer, FusedCompute.attention_in_layer
 
     def counted_attention(self: FusedCompute, *args: Any) -> torch.Tensor:
         calls.attention += 1
@@ -37,6 +44,20 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         calls.feed_forward += 1
         return feed_forward(self, *args)
 
+    def counted_layer(self: FusedCompute, *args: Any) -> torch.Tensor:
+        calls.attention += 1
+        calls.layers += 1
+        calls.tokens.append(args[-2])
+        return layer(self, *args)
+
+    def counted_first_half(self: FusedCompute, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.attention += 1
+        calls.first_halves += 1
+        calls.tokens.append(args[-1])
+        return first_half(self, *args)
+
+    monkeypatch.setattr(FusedCompute, "layer", counted_layer)
+    monkeypatch.setattr(FusedCompute, "attention_in_layer", counted_first_half)
     monkeypatch.setattr(FusedCompute, "attention", counted_attention)
     monkeypatch.setattr(FusedCompute, "feed_forward", counted_feed_forward)
     return calls

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -173,6 +173,108 @@ class FusedCompute:
                 bfloat16_words(out.view(-1, hidden)),
             )
         return out
+
+    def attention_in_layer(
+        self,
+        norms: _native.LayerNorms,
+        attention: _native.AttentionLayer,
+        x: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        keys_and_values: CacheBuffers,
+        tokens: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first half of a decoder layer for one new token of each sequence.
+
+        Args:
+            norms: of the layer.
+            attention: and what follows, as ``attention``.
+            x: BF16 [sequences, 1, hidden], contiguous.
+            cosines: BF16 [sequences or 1, 1, rotated dimensions], contiguous.
+            sines: as ``cosines``.
+            keys_and_values: the cache's buffers, with room for the token.
+            tokens: cached ones.
+
+        Returns:
+            BF16, the shape of ``x``: x + attention(norm(x)), and the second norm of it.
+        """
+        engine = self._engine
+        summed, normed = torch.empty_like(x), torch.empty_like(x)
+        with engine._exclusive(), named_record_errors(engine._catalogue):
+            _native.attention_in_layer(
+                engine._native,
+                norms,
+                attention,
+                bfloat16_words(x.view(-1, x.shape[-1])),
+                bfloat16_words(cosines),
+                bfloat16_words(sines),
+                keys_and_values.key_words,
+                keys_and_values.value_words,
+                tokens,
+                bfloat16_words(summed.view(-1, x.shape[-1])),
+                bfloat16_words(normed.view(-1, x.shape[-1])),
+            )
+        return summed, normed
+
+    def layer(
+        self,
+        norms: _native.LayerNorms,
+        attention: _native.AttentionLayer,
+        x: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        keys_and_values: CacheBuffers,
+        tokens: int,
+        feed_forward: _native.DenseNetwork | _native.SparseBlock,
+    ) -> torch.Tensor:
+        """A decoder layer for one new token of each sequence: the first half, plus ``feed_forward`` of its norm.
+
+        Args:
+            norms: and what follows, as ``attention_in_layer``.
+            attention: of the layer.
+            x: BF16 [sequences, 1, hidden], contiguous.
+            cosines: of the tokens' positions.
+            sines: as ``cosines``.
+            keys_and_values: the cache's buffers.
+            tokens: cached ones.
+            feed_forward: the second half.
+
+        Returns:
+            BF16, the shape of ``x``.
+
+        Raises:
+            CorruptRecordError, TruncatedShardError, PackedFolderError: an expert cannot be read.
+            UnsupportedOperationError: the same thread has a request open.
+        """
+        engine = self._engine
+        out = torch.empty_like(x)
+        is_sparse = isinstance(feed_forward, _native.SparseBlock)
+        step: Any = _native.sparse_layer_step if is_sparse else _native.dense_layer_step
+        with engine._exclusive(), named_record_errors(engine._catalogue):
+            if is_sparse:
+                self._begin_alone()
+            step(
+                engine._native,
+                norms,
+                attention,
+                feed_forward,
+                bfloat16_words(x.view(-1, x.shape[-1])),
+                bfloat16_words(cosines),
+                bfloat16_words(sines),
+                keys_and_values.key_words,
+                keys_and_values.value_words,
+                tokens,
+                bfloat16_words(out.view(-1, x.shape[-1])),
+            )
+        return out
+
+    def _begin_alone(self) -> None:
+        """No request but that of the native call to come."""
+        engine = self._engine
+        if engine._request is not None:
+            raise UnsupportedOperationError("this thread has a request open already: end it first")
+        engine.early.cancel()
+        engine._decoded.settle()
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """An RMS norm of many rows, on the engine's threads.

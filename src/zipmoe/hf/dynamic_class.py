@@ -14,5 +14,7 @@ def dynamic_class(name: str, bases: tuple[Any, ...], original: Any) -> Any:
     """
     key = (name, bases)
     if key not in _MADE:
-        _MADE[key] = type(name, bases, {"__module__": original.__module__, "__doc__": original.__doc__})
+        made = _MADE[key] = type(name, bases, {"__module__": original.__module__, "__doc__": original.__doc__})
+        if "forward" in vars(made):  # what Transformers wraps around that of every class of layers, the original's too
+            del made.forward  # type: ignore[attr-defined]
     return _MADE[key]

@@ -85,7 +85,8 @@ _HARMLESS_OPTIONS = {
     *("position_ids", "use_cache", "cache_position", "logits_to_keep", "num_logits_to_keep", "return_dict"),
     *("output_hidden_states", "output_router_logits"),
 }
-_CACHE_NAMES = ("cache", "past_key_values", "past_key_value")
+CACHE_NAMES = ("cache", "past_key_values", "past_key_value")
+"""Under which attention is given its cache, by version and family."""
 
 
 @dataclass
@@ -105,7 +106,7 @@ class _Native:
 
 
 @dataclass(slots=True)
-class _Call:
+class AttentionCall:
     """What a call of attention is given."""
 
     native: _Native
@@ -152,7 +153,7 @@ class FusedAttention(FusedModule):
             call.native.checked = True
         return output
 
-    def _prompt(self, call: _Call, kwargs: dict[str, Any]) -> Any:
+    def _prompt(self, call: AttentionCall, kwargs: dict[str, Any]) -> Any:
         """Attention of a prompt, which the cache holds afterwards."""
         prompts, given = call.native.prompts, (call.hidden_states, call.cosines, call.sines)
         if prompts.checked:
@@ -172,7 +173,7 @@ class FusedAttention(FusedModule):
             prompts.checked = True
         return own
 
-    def _attend(self, call: _Call, room: CacheRoom | None = None) -> torch.Tensor:
+    def _attend(self, call: AttentionCall, room: CacheRoom | None = None) -> torch.Tensor:
         """The output; the cache grows by a token, or, for a room of its own, is left alone."""
         layer = call.cache_layer
         tokens = layer.keys.shape[2]
@@ -184,11 +185,11 @@ class FusedAttention(FusedModule):
             buffers.give(layer, tokens + 1)
         return output
 
-    def _call(self, native: _Native, options: dict[str, Any]) -> _Call | None:
+    def _call(self, native: _Native, options: dict[str, Any]) -> AttentionCall | None:
         """The call, if it is one for the native core."""
         hidden: Any = options.get("hidden_states")
         positions = options.get("position_embeddings")
-        cache: Any = next((options[name] for name in _CACHE_NAMES if options.get(name) is not None), None)
+        cache: Any = next((options[name] for name in CACHE_NAMES if options.get(name) is not None), None)
         if (
             not readable_rows(hidden, native.columns, sys.maxsize)
             or hidden.dim() != 3
@@ -220,7 +221,17 @@ class FusedAttention(FusedModule):
         current: _Native | None = up_to_date(self, _native_attention)
         if current is None:
             return None
-        return _Call(current, hidden, cosines, sines, cache, layer)
+        return AttentionCall(current, hidden, cosines, sines, cache, layer)
+
+    def zipmoe_step(self, options: dict[str, Any]) -> AttentionCall | None:
+        """A call with these keyword arguments, if it is one of a token of each sequence, for which the native core has
+        shown that it computes the same.
+        """
+        native = self._zipmoe_native
+        if native is None or not native.checked:
+            return None
+        call = self._call(native, options)
+        return call if call is not None and call.cache_layer is not None and call.native.checked else None
 
     def zipmoe_makes_room(self, layer: Any, sequences: int) -> bool:
         """Whether a token of each of ``sequences`` would be written behind what a cache's layer holds, if it comes
@@ -266,7 +277,7 @@ def is_plain(cache: Any) -> bool:
     return type(cache) is DynamicCache and not cache.offloading
 
 
-_GIVEN = {"hidden_states", "position_embeddings", "attention_mask", *_CACHE_NAMES}
+_GIVEN = {"hidden_states", "position_embeddings", "attention_mask", *CACHE_NAMES}
 
 
 def _usable(layer: Any, rows: int, heads: tuple[int, int, int]) -> bool:
@@ -383,15 +394,15 @@ def _heads(module: Any, parts: list[Any]) -> tuple[int, int, int] | None:
     return (heads, shared, dimension) if fits else None
 
 
-def _head_norm(module: Any, dimension: int) -> _native.HeadNorm | None:
+def _head_norm(module: Any, dimension: int) -> _native.RmsNorm | None:
     """The norm of a head, also where there is none; None for one that the native core does not compute.
 
     Where attention is made anew, the norm is the native core's by then: its formula was compared when it was fused, and
     epsilon and weight are those of the moment.
     """
     if module is None:
-        return _native.HeadNorm()
+        return _native.RmsNorm()
     epsilon = norm_epsilon(module)
     if epsilon is None or tuple(module.weight.shape) != (dimension,) or not module.weight.is_contiguous():
         return None
-    return _native.HeadNorm(bfloat16_words(module.weight.detach()), epsilon)
+    return _native.RmsNorm(bfloat16_words(module.weight.detach()), epsilon)

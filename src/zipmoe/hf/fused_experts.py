@@ -84,8 +84,14 @@ def fused_experts(module: Any, hidden_states: torch.Tensor) -> FusedExperts | No
     compute = source.slot.engine.fused
     if compute is None or hidden_states.dtype != torch.bfloat16 or source.dtype != torch.bfloat16:
         return None
-    network = vars(module).get("_zipmoe_network", _UNKNOWN)
-    if network is _UNKNOWN:
-        found = native_network(module, source.group.parameters)
-        network = module._zipmoe_network = None if isinstance(found, str) else found
+    network = network_of(module)
     return None if network is None else FusedExperts(module, compute, network)
+
+
+def network_of(module: Any) -> _native.ExpertNetwork | None:
+    """The network of packed experts, as it was when it was asked for first; None if the native core has none."""
+    network: Any = vars(module).get("_zipmoe_network", _UNKNOWN)
+    if network is _UNKNOWN:
+        found = native_network(module, module._zipmoe_source.group.parameters)
+        network = module._zipmoe_network = None if isinstance(found, str) else found
+    return None if network is None else network

@@ -63,6 +63,14 @@ class FusedFeedForward(FusedModule):
             native.checked = True
         return own
 
+    def zipmoe_network(self, rows: int) -> _native.DenseNetwork | None:
+        """The network for so many rows, if a use has shown that the native core computes the same."""
+        native: _Native | None = self._zipmoe_native
+        if native is None or not native.checked or rows > native.compute.rows_max:
+            return None
+        native = up_to_date(self, _native_network)
+        return native.network if native is not None and native.checked else None
+
 
 class _GatedUnit(nn.Module):
     """What lies between the matrices, in the form in which experts modules show it."""

@@ -52,6 +52,12 @@ class FusedNorm(FusedModule):
         )
         return out
 
+    @property
+    def zipmoe_epsilon(self) -> float:
+        """What is added to the mean of the squares."""
+        epsilon: float = vars(self)[self._zipmoe_epsilon_name]
+        return epsilon
+
 
 def norm_epsilon(module: Any) -> float | None:
     """The epsilon of an RMS norm that the native core computes as ``module`` does; None for any other module.

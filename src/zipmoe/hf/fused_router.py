@@ -72,6 +72,13 @@ class FusedRouter(FusedModule):
                 return super().forward(x)
         return routed(native.formula, x.detach(), weight.detach(), native.weights_dtype)
 
+    def zipmoe_formula(self) -> tuple[_native.RouterFormula, torch.dtype] | None:
+        """The formula and the dtype of the weights that it gives, if the native core routes now."""
+        native = self._zipmoe_native
+        if native is None or not readable_weight(self._parameters.get("weight"), 2):
+            return None
+        return (native.formula, native.weights_dtype) if _unchanged(self, native.settings) else None
+
 
 def _settings(module: Any) -> dict[str, Any]:
     return {

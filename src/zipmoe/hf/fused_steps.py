@@ -8,6 +8,7 @@ from typing import Any
 from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.fused_attention import FusedAttention, fuse_attention
 from zipmoe.hf.fused_feed_forward import FusedFeedForward, fuse_feed_forward
+from zipmoe.hf.fused_layer import FusedLayer, fuse_layer
 from zipmoe.hf.fused_linear import FusedLinear, fuse_linear
 from zipmoe.hf.fused_norm import FusedNorm, fuse_norm
 from zipmoe.hf.fused_router import FusedRouter, fuse_router
@@ -23,19 +24,24 @@ class FusedSteps:
     norms: int = 0
     routers: int = 0
     linears: int = 0
+    layers: int = 0
+    """Whole ones, in steps of one token of each sequence."""
 
     def any(self) -> bool:
         """Whether there is one at all."""
-        return any((self.attentions, self.feed_forwards, self.norms, self.routers, self.linears))
+        return any((self.attentions, self.feed_forwards, self.norms, self.routers, self.linears, self.layers))
 
     def __str__(self) -> str:
-        """For the mode line: ``"6 attentions, 1 feed-forward network, 13 norms, 5 routers, 5 small matrices"``."""
+        """For the mode line: ``"6 attentions, 1 feed-forward network, 13 norms, 5 routers, 5 small matrices, 5 whole
+        layers"``.
+        """
         parts = [
             (self.attentions, "attention", "attentions"),
             (self.feed_forwards, "feed-forward network", "feed-forward networks"),
             (self.norms, "norm", "norms"),
             (self.routers, "router", "routers"),
             (self.linears, "small matrix", "small matrices"),
+            (self.layers, "whole layer", "whole layers"),
         ]
         return ", ".join(f"{count} {one if count == 1 else more}" for count, one, more in parts if count)
 
@@ -54,6 +60,8 @@ def fuse_steps(model: Any, compute: FusedCompute) -> None:
     for block in blocks:
         for child in block.children():
             fuse_router(child)
+    for module in modules:
+        fuse_layer(module)
 
 
 def count_fused_steps(model: Any) -> FusedSteps:
@@ -71,4 +79,5 @@ def count_fused_steps(model: Any) -> FusedSteps:
         norms=sum(isinstance(module, FusedNorm) for module in modules),
         routers=native(FusedRouter),
         linears=sum(isinstance(module, FusedLinear) for module in modules),
+        layers=sum(isinstance(module, FusedLayer) and module.zipmoe_is_whole() for module in modules),
     )

@@ -171,7 +171,7 @@ def find_last_layer(model: Any) -> LastLayer | None:
 
 def _after_child(layer: Any, name: str, width: int, *later: str) -> dict[str, weakref.ref[nn.Module]] | None:
     """What comes after a child of a layer, beside ``later``, if it is known and keeps positions apart."""
-    after = code_after(type(layer).forward, name)
+    after = code_after(family_forward(layer), name)
     if after is None or after.slices or not after.names.issuperset(later):
         return None
     return _kept_apart(layer, after.names - _KNOWN_IN_LAYER - {*later}, width)

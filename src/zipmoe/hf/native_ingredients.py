@@ -23,12 +23,18 @@ class NativeIngredients:
         module: the module that the native layer stands for.
         attributes: names of its attributes that were built in.
         children: names of its children whose calls are left out.
+        called: names of children that are only to be the same ones.
     """
 
-    def __init__(self, module: Any, attributes: Iterable[str], children: Iterable[str]) -> None:
+    def __init__(
+        self, module: Any, attributes: Iterable[str], children: Iterable[str], called: Iterable[str] = ()
+    ) -> None:
         parts = {name: module._modules[name] for name in children if module._modules.get(name) is not None}
         self._parts = list(parts.values())
-        holders: list[tuple[dict[str, Any], Iterable[str]]] = [(vars(module), attributes), (module._modules, parts)]
+        holders: list[tuple[dict[str, Any], Iterable[str]]] = [
+            (vars(module), attributes),
+            (module._modules, (*parts, *called)),
+        ]
         for part in self._parts:
             held = vars(part).items()
             scalars = [name for name, value in held if isinstance(value, _SCALARS) and name not in _IRRELEVANT]

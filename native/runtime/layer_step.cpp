@@ -1,0 +1,153 @@
+#include "runtime/layer_step.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <stdexcept>
+
+#include "compute/bfloat16.hpp"
+#include "compute/gemv.hpp"
+#include "compute/row_addition.hpp"
+#include "simd/gemv_kernels.hpp"
+
+namespace zipmoe {
+namespace {
+
+constexpr std::chrono::milliseconds kWaitSlice{50};
+
+// Which rows go to which expert: distinct ids in ascending order.
+struct RoutedExperts {
+  std::vector<RecordIndex> records;
+  std::vector<uint32_t> tokens;    // of each
+  std::vector<int64_t> positions;  // in the flattened ids, expert after expert
+
+  RoutedExperts(std::span<const int64_t> ids, std::span<const RecordIndex> records_by_id) : positions(ids.size()) {
+    std::iota(positions.begin(), positions.end(), 0);
+    const auto id_at = [&](int64_t position) { return ids[static_cast<uint64_t>(position)]; };
+    std::stable_sort(positions.begin(), positions.end(), [&](int64_t a, int64_t b) { return id_at(a) < id_at(b); });
+    for (size_t i = 0; i < positions.size(); ++i) {
+      const int64_t id = id_at(positions[i]);
+      if (i == 0 || id != id_at(positions[i - 1])) {
+        records.push_back(records_by_id[static_cast<uint64_t>(id)]);
+        tokens.push_back(0);
+      }
+      ++tokens.back();
+    }
+  }
+};
+
+// An open request, which ends with this.
+class OpenRequest {
+ public:
+  OpenRequest(Engine& engine, const RoutedExperts& experts) : engine_(engine) {
+    engine.begin_request(experts.records, HandOutOrder::as_available, experts.tokens);
+  }
+  ~OpenRequest() { engine_.end_request(); }
+  OpenRequest(const OpenRequest&) = delete;
+  OpenRequest& operator=(const OpenRequest&) = delete;
+
+ private:
+  Engine& engine_;
+};
+
+// The routing weights of `rows`: fp32 [rows][top_k], and the ids.
+struct Routing {
+  std::vector<float> weights;
+  std::vector<int64_t> ids;
+};
+
+Routing routed(const Engine& engine, const SparseBlock& block, const BFloat16Rows& rows) {
+  const uint64_t columns = rows.columns();
+  const MatrixShape shape{block.experts.size(), columns};
+  if (block.router.size() != shape.rows * shape.columns) throw std::invalid_argument("a router has another shape");
+  Routing routing{std::vector<float>(rows.rows * block.formula.top_k),
+                  std::vector<int64_t>(rows.rows * block.formula.top_k)};
+  std::vector<uint16_t> logits(rows.rows * shape.rows);
+  route(WeightMatrix::bfloat16(block.router, shape), block.formula, rows.values.data(), rows.rows,
+        {logits.data(), routing.weights.data(), routing.ids.data()}, simd::gemv_kernels(engine.instruction_set()));
+  if (block.rounded_weights) {
+    for (float& weight : routing.weights) weight = round_to_bfloat16(weight);
+  }
+  return routing;
+}
+
+// The gate's factor for each of `rows`.
+std::vector<uint16_t> gate_factors(const Engine& engine, const SharedExpert& shared, const BFloat16Rows& rows) {
+  const uint64_t columns = rows.columns();
+  if (shared.gate.size() != columns || shared.gate_function.size() != uint64_t{1} << 16) {
+    throw std::invalid_argument("the gate of a shared expert has another shape");
+  }
+  std::vector<uint16_t> factors(rows.rows);
+  ComputeThreads caller_only(1);
+  gemv({.matrix = WeightMatrix::bfloat16(shared.gate, {1, columns})},
+       TokenInputs({rows.values.data(), columns}, rows.rows, columns, caller_only),
+       {.bfloat16 = factors.data(), .stride = 1}, caller_only, simd::gemv_kernels(engine.instruction_set()));
+  for (uint16_t& factor : factors) factor = shared.gate_function[factor];
+  return factors;
+}
+
+void compute_shared(Engine& engine, const SharedExpert& shared, const BFloat16Rows& rows, std::span<uint16_t> out) {
+  engine.feed_forward_step(shared.network, rows, out);
+  if (shared.gate.empty()) return;
+  const uint64_t columns = out.size() / rows.rows;
+  const std::vector<uint16_t> factors = gate_factors(engine, shared, rows);
+  for (uint64_t row = 0; row < rows.rows; ++row) scale(factors[row], out.subspan(row * columns, columns));
+}
+
+}  // namespace
+
+void attend_in_layer(Engine& engine, const LayerNorms& norms, const AttentionLayer& attention, const BFloat16Rows& x,
+                     const RotaryPositions& positions, const KeyValueCache& cache, uint16_t* sum, uint16_t* normed) {
+  const uint64_t size = x.values.size();
+  engine.normalise(norms.before_attention, x, normed);
+  engine.attention_step(attention, {{normed, size}, x.rows}, x.rows, 1, positions, cache, {sum, size});
+  add(x.values, {sum, size}, sum);
+  engine.normalise(norms.before_feed_forward, {{sum, size}, x.rows}, normed);
+}
+
+void feed_forward_in_layer(Engine& engine, const DenseNetwork& network, const BFloat16Rows& normed, const uint16_t* sum,
+                           uint16_t* out) {
+  const uint64_t size = normed.values.size();
+  engine.feed_forward_step(network, normed, {out, size});
+  add({sum, size}, {out, size}, out);
+}
+
+void sparse_block_in_layer(Engine& engine, const SparseBlock& block, const BFloat16Rows& normed, const uint16_t* sum,
+                           uint16_t* out, const WaitingObserver& while_waiting) {
+  const uint64_t size = normed.values.size();
+  const uint64_t columns = normed.columns();
+  const Routing routing = routed(engine, block, normed);
+  const RoutedExperts experts(routing.ids, block.experts);
+  const ExpertTerms terms{routing.weights, experts.positions, block.formula.top_k};
+  terms.check(normed.rows, columns, columns);
+  const std::vector<uint64_t> tokens_of_rows = terms.tokens_of_rows();
+  ScratchPool::Lease outputs(engine.output_memory(), experts.positions.size() * columns);
+  std::optional<ScratchPool::Lease> shared;
+  {
+    const OpenRequest request(engine, experts);
+    if (block.shared) {
+      shared.emplace(engine.output_memory(), size);
+      compute_shared(engine, *block.shared, normed, {shared->values(), size});
+    }
+    std::vector<uint64_t> first_rows(experts.tokens.size());
+    std::exclusive_scan(experts.tokens.begin(), experts.tokens.end(), first_rows.begin(), uint64_t{0});
+    for (;;) {
+      const RequestStep step = engine.next_expert(kWaitSlice);
+      if (step.kind == RequestStep::Kind::finished) break;
+      if (step.kind == RequestStep::Kind::waiting) {
+        while_waiting();
+        continue;
+      }
+      const uint64_t first = first_rows[step.position];
+      const uint64_t rows = experts.tokens[step.position];
+      engine.feed_forward(experts.records[step.position], block.network,
+                          SelectedRows{normed, std::span(tokens_of_rows).subspan(first, rows)},
+                          {outputs.values() + first * columns, rows * columns});
+    }
+  }
+  engine.combine(terms, outputs.values(), columns, out);
+  if (shared) add({out, size}, {shared->values(), size}, out);
+  add({sum, size}, {out, size}, out);
+}
+
+}  // namespace zipmoe

@@ -1,0 +1,55 @@
+// A decoder layer for one new token of each sequence: h = x + attention(norm(x)), then h + feed_forward(norm(h)), with
+// every value between two parts rounded to BF16, as where the parts are calls of their own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "compute/rms_norm.hpp"
+#include "compute/routing.hpp"
+#include "runtime/engine.hpp"
+
+namespace zipmoe {
+
+// The expert of all tokens. With a gate its output is multiplied with function(gate x), both rounded to BF16.
+struct SharedExpert {
+  DenseNetwork network;
+  std::span<const uint16_t> gate;           // BF16 [hidden]; empty: none
+  std::span<const uint16_t> gate_function;  // BF16 [65536]: its value for every BF16 pattern
+};
+
+struct SparseBlock {
+  RouterFormula formula;
+  std::span<const uint16_t> router;  // BF16 [experts][hidden]
+  bool rounded_weights = false;      // the router's weights are rounded to BF16
+  std::vector<RecordIndex> experts;  // by id
+  ExpertNetwork network;
+  std::optional<SharedExpert> shared;
+};
+
+struct LayerNorms {
+  RmsNorm before_attention;
+  RmsNorm before_feed_forward;
+};
+
+// Is called now and then while experts are waited for; what it throws ends the step, with nothing left open.
+using WaitingObserver = std::function<void()>;
+
+// `sum` = x + attention(norm(x)) and `normed` = norm(sum), BF16, the shape of x: one token of each sequence, whose keys
+// and values are written behind the cached ones. Throws as Engine::attention_step.
+void attend_in_layer(Engine& engine, const LayerNorms& norms, const AttentionLayer& attention, const BFloat16Rows& x,
+                     const RotaryPositions& positions, const KeyValueCache& cache, uint16_t* sum, uint16_t* normed);
+
+// out = sum + network(normed), BF16, the shape of `normed`. Throws as Engine::feed_forward_step.
+void feed_forward_in_layer(Engine& engine, const DenseNetwork& network, const BFloat16Rows& normed, const uint16_t* sum,
+                           uint16_t* out);
+
+// out = sum + (experts(normed) + shared(normed)), alike. One request, during whose first reads the shared expert is
+// computed. Throws what a request throws; std::invalid_argument for a block of another shape than the rows.
+void sparse_block_in_layer(Engine& engine, const SparseBlock& block, const BFloat16Rows& normed, const uint16_t* sum,
+                           uint16_t* out, const WaitingObserver& while_waiting);
+
+}  // namespace zipmoe

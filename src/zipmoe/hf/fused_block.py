@@ -1,0 +1,141 @@
+"""Sparse blocks for whole layers in one call of the native core: router, experts, and the expert of all tokens."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from zipmoe import _native
+from zipmoe.engine.bfloat16_words import bfloat16_words
+from zipmoe.hf.combine_order import CombineOrder, combine_order
+from zipmoe.hf.early_routing import EarlyRouting
+from zipmoe.hf.expert_parameter import ExpertSource
+from zipmoe.hf.fused_experts import network_of
+from zipmoe.hf.implementation_choice import experts_implementation
+from zipmoe.hf.last_positions import LastPositions
+from zipmoe.hf.layer_structure import BlockParts, block_parts
+from zipmoe.hf.native_ingredients import NativeIngredients
+from zipmoe.hf.quiet_modules import HOOKS
+
+_NEEDLESS_HOOKS = (EarlyRouting, LastPositions)
+"""Whose hooks on a block do what a layer in one call does anyway, or nothing in steps of one token."""
+
+
+class FusedBlock:
+    """A sparse block of the known shape, as its layer needs it.
+
+    Args:
+        block: with packed experts; a child of the layer that holds this.
+    """
+
+    def __init__(self, block: Any) -> None:
+        self.module = block
+        self._make()
+
+    def _make(self) -> None:
+        block = self.module
+        self._forward = type(block).forward
+        self._parts = block_parts(block)
+        self._native: _native.SparseBlock | None = None
+        self._network: _native.DenseNetwork | None = None  # of the shared expert in it
+        if self._parts is not None:
+            parts = self._parts
+            children = [parts.router, parts.experts, *(name for name in (parts.shared, parts.gate) if name)]
+            self._ingredients = NativeIngredients(block, (), children)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has the known shape."""
+        return self._parts is not None
+
+    def native(self, rows: int) -> _native.SparseBlock | None:
+        """The block for so many rows, if they can be computed so now: nothing that is left out would be noticed."""
+        if self._parts is not None and (
+            type(self.module).forward is not self._forward or not self._ingredients.unchanged()
+        ):
+            self._make()
+        parts = self._parts
+        if parts is None or not self._is_quiet(parts):
+            return None
+        modules = self.module._modules
+        experts: Any = modules[parts.experts]
+        source: ExpertSource = experts._zipmoe_source
+        engine = source.slot.engine
+        if (
+            engine.fused is None
+            or not engine.fused.takes(rows)
+            or engine.request_observer is not None
+            or combine_order(experts_implementation(experts.config)) is not CombineOrder.GROUPED_MM
+        ):
+            return None
+        shared = None
+        if parts.shared is not None:
+            shared = modules[parts.shared].zipmoe_network(rows)
+            if shared is None:
+                return None
+        if self._native is None or shared is not self._network:
+            self._network = shared
+            self._native = _native_block(modules, parts, shared)
+        return self._native
+
+    def _is_quiet(self, parts: BlockParts) -> bool:
+        block = self.module
+        held = vars(block)
+        return (
+            not block.training
+            and not block._modules[parts.router].training
+            and "forward" not in held
+            and not any(held[name] and not all(map(_is_needless, held[name].values())) for name in HOOKS)
+            and self._ingredients.are_quiet()
+        )
+
+
+def _is_needless(hook: Any) -> bool:
+    return isinstance(getattr(hook, "__self__", None), _NEEDLESS_HOOKS)
+
+
+def _native_block(
+    modules: dict[str, Any], parts: BlockParts, network: _native.DenseNetwork | None
+) -> _native.SparseBlock | None:
+    """None if the experts, the router or the gate are not what the native core computes."""
+    router, experts = modules[parts.router], modules[parts.experts]
+    source: ExpertSource = experts._zipmoe_source
+    expert_network = network_of(experts)
+    formula = router.zipmoe_formula()
+    if (
+        expert_network is None
+        or formula is None
+        or experts.has_post_expert_norm
+        or source.dtype is not torch.bfloat16
+        or router.weight.shape[0] != len(source.group.records)
+    ):
+        return None
+    shared = None
+    if network is not None:
+        gate: Any = None if parts.gate is None else modules[parts.gate]
+        if gate is None:
+            shared = _native.SharedExpert(network)
+        elif gate.bias is not None or gate.weight.shape[0] != 1 or gate.weight.dtype is not torch.bfloat16:
+            return None
+        else:
+            words = bfloat16_words(gate.weight.detach().contiguous().view(-1))
+            shared = _native.SharedExpert(network, words, _sigmoids())
+    return _native.SparseBlock(
+        formula[0],
+        bfloat16_words(router.weight.detach()),
+        formula[1] is torch.bfloat16,
+        source.group.records,
+        expert_network,
+        shared,
+    )
+
+
+@functools.cache
+def _sigmoids() -> npt.NDArray[np.uint16]:
+    """torch's sigmoid of all BF16 values, by pattern."""
+    patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    return bfloat16_words(torch.sigmoid(patterns.view(torch.bfloat16)))
