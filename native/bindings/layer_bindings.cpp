@@ -65,60 +65,40 @@ void init_norms(HeldNorms* self, HeldNorm before_attention, HeldNorm before_feed
   new (self) HeldNorms{std::move(before_attention), std::move(before_feed_forward)};
 }
 
-// What is in every call: the layer's first half, and where both halves' results go.
-struct LayerCall {
-  const LayerNorms norms;
-  const CacheEntries entries;
-  const RotaryPositions positions;
-
-  LayerCall(const HeldNorms& held, const HeldAttention& attention, const Words2& x,
-            const std::optional<Angles>& cosines, const std::optional<Angles>& sines, const Entries& keys,
-            const Entries& values, uint64_t length, const OutWords2& first, const OutWords2& second)
-      : norms(held.norms(x.shape(1))),
-        entries(attention.layer.shape, keys, values, length, x.shape(0)),
-        positions(rotary_positions(cosines, sines, x.shape(0), 1)) {
-    for (const OutWords2* out : {&first, &second}) {
-      if (out->shape(0) != x.shape(0) || out->shape(1) != x.shape(1)) {
-        throw std::invalid_argument("the outputs have the input's shape");
-      }
-    }
-    if (entries.sequences != x.shape(0)) throw std::invalid_argument("every sequence has one new token");
-  }
+// A layer's part of a call, as it lies in memory.
+struct PreparedLayer {
+  LayerNorms norms;
+  const AttentionLayer* attention = nullptr;
+  RotaryPositions positions;
+  KeyValueCache cache;
+  // One of them; none: the first half of a layer only.
+  const DenseNetwork* network = nullptr;
+  const SparseBlock* block = nullptr;
 };
+
+PreparedLayer prepared(const HeldNorms& norms, const HeldAttention& attention, const Words2& x,
+                       const std::optional<Angles>& cosines, const std::optional<Angles>& sines, const Entries& keys,
+                       const Entries& values, uint64_t length) {
+  const CacheEntries entries(attention.layer.shape, keys, values, length, x.shape(0));
+  if (entries.sequences != x.shape(0)) throw std::invalid_argument("every sequence has one new token");
+  return {.norms = norms.norms(x.shape(1)),
+          .attention = &attention.layer,
+          .positions = rotary_positions(cosines, sines, x.shape(0), 1),
+          .cache = entries.cache};
+}
 
 void attention_in_layer(const ProcessBoundEngine& engine, const HeldNorms& norms, const HeldAttention& attention,
                         Words2 x, const std::optional<Angles>& cosines, const std::optional<Angles>& sines,
                         Entries keys, Entries values, uint64_t length, OutWords2 sum, OutWords2 normed) {
-  const LayerCall call(norms, attention, x, cosines, sines, keys, values, length, sum, normed);
+  const PreparedLayer layer = prepared(norms, attention, x, cosines, sines, keys, values, length);
+  for (const OutWords2* out : {&sum, &normed}) {
+    if (out->shape(0) != x.shape(0) || out->shape(1) != x.shape(1)) {
+      throw std::invalid_argument("the outputs have the input's shape");
+    }
+  }
   nb::gil_scoped_release release;
-  attend_in_layer(engine.get(), call.norms, attention.layer, rows_of(x), call.positions, call.entries.cache, sum.data(),
+  attend_in_layer(engine.get(), layer.norms, *layer.attention, rows_of(x), layer.positions, layer.cache, sum.data(),
                   normed.data());
-}
-
-// The whole layer; `feed_forward`(engine, normed, sum, out) is its second half, called without the GIL.
-template <typename FeedForward>
-void layer_step(const ProcessBoundEngine& engine, const HeldNorms& norms, const HeldAttention& attention,
-                const Words2& x, const std::optional<Angles>& cosines, const std::optional<Angles>& sines,
-                const Entries& keys, const Entries& values, uint64_t length, OutWords2& out,
-                const FeedForward& feed_forward) {
-  const LayerCall call(norms, attention, x, cosines, sines, keys, values, length, out, out);
-  nb::gil_scoped_release release;
-  Engine& native = engine.get();
-  ScratchPool::Lease sum(native.output_memory(), x.size());
-  ScratchPool::Lease normed(native.output_memory(), x.size());
-  attend_in_layer(native, call.norms, attention.layer, rows_of(x), call.positions, call.entries.cache, sum.values(),
-                  normed.values());
-  feed_forward(native, BFloat16Rows{{normed.values(), x.size()}, x.shape(0)}, sum.values(), out.data());
-}
-
-void dense_layer_step(const ProcessBoundEngine& engine, const HeldNorms& norms, const HeldAttention& attention,
-                      const HeldNetwork& network, Words2 x, const std::optional<Angles>& cosines,
-                      const std::optional<Angles>& sines, Entries keys, Entries values, uint64_t length,
-                      OutWords2 out) {
-  layer_step(engine, norms, attention, x, cosines, sines, keys, values, length, out,
-             [&](Engine& native, const BFloat16Rows& normed, const uint16_t* sum, uint16_t* to) {
-               feed_forward_in_layer(native, network.network, normed, sum, to);
-             });
 }
 
 void check_signals() {
@@ -126,14 +106,45 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
-void sparse_layer_step(const ProcessBoundEngine& engine, const HeldNorms& norms, const HeldAttention& attention,
-                       const HeldBlock& block, Words2 x, const std::optional<Angles>& cosines,
-                       const std::optional<Angles>& sines, Entries keys, Entries values, uint64_t length,
-                       OutWords2 out) {
-  layer_step(engine, norms, attention, x, cosines, sines, keys, values, length, out,
-             [&](Engine& native, const BFloat16Rows& normed, const uint16_t* sum, uint16_t* to) {
-               sparse_block_in_layer(native, block.block, normed, sum, to, check_signals);
-             });
+using LayerOutputs = nb::ndarray<uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using LayerTuple = nb::typed<nb::tuple, HeldNorms, HeldAttention, nb::object, Entries, Entries, uint64_t>;
+
+// The arrays of `layers` live as long as their tuples, which the caller holds.
+void layers_step(const ProcessBoundEngine& engine, const std::vector<LayerTuple>& layers, Words2 x,
+                 const std::optional<Angles>& cosines, const std::optional<Angles>& sines, LayerOutputs outs) {
+  if (outs.shape(0) != layers.size() || outs.shape(1) != x.shape(0) || outs.shape(2) != x.shape(1)) {
+    throw std::invalid_argument("every layer's output has the input's shape");
+  }
+  std::vector<PreparedLayer> steps;
+  for (const LayerTuple& layer : layers) {
+    if (layer.size() != 6) throw std::invalid_argument("a layer is six parts");
+    steps.push_back(prepared(nb::cast<const HeldNorms&>(layer[0]), nb::cast<const HeldAttention&>(layer[1]), x, cosines,
+                             sines, nb::cast<Entries>(layer[3], false), nb::cast<Entries>(layer[4], false),
+                             nb::cast<uint64_t>(layer[5])));
+    if (nb::isinstance<HeldBlock>(layer[2])) {
+      steps.back().block = &nb::cast<const HeldBlock&>(layer[2]).block;
+    } else {
+      steps.back().network = &nb::cast<const HeldNetwork&>(layer[2]).network;
+    }
+  }
+  nb::gil_scoped_release release;
+  Engine& native = engine.get();
+  ScratchPool::Lease sum(native.output_memory(), x.size());
+  ScratchPool::Lease normed(native.output_memory(), x.size());
+  BFloat16Rows rows = rows_of(x);
+  uint16_t* out = outs.data();
+  for (const PreparedLayer& step : steps) {
+    attend_in_layer(native, step.norms, *step.attention, rows, step.positions, step.cache, sum.values(),
+                    normed.values());
+    const BFloat16Rows between{{normed.values(), x.size()}, x.shape(0)};
+    if (step.block != nullptr) {
+      sparse_block_in_layer(native, *step.block, between, sum.values(), out, check_signals);
+    } else {
+      feed_forward_in_layer(native, *step.network, between, sum.values(), out);
+    }
+    rows = {{out, x.size()}, x.shape(0)};
+    out += x.size();
+  }
 }
 
 }  // namespace
@@ -153,12 +164,10 @@ void bind_layers(nb::module_& module) {
              "cosines"_a.noconvert(), "sines"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "length"_a,
              "sum"_a.noconvert(), "normed"_a.noconvert(),
              "sum = x + attention(norm(x)) and normed = norm(sum), of BF16 patterns [sequences, hidden].");
-  module.def("dense_layer_step", &dense_layer_step, "engine"_a, "norms"_a, "attention"_a, "network"_a,
-             "x"_a.noconvert(), "cosines"_a.noconvert(), "sines"_a.noconvert(), "keys"_a.noconvert(),
-             "values"_a.noconvert(), "length"_a, "out"_a.noconvert(), "The same, then sum + network(normed).");
-  module.def("sparse_layer_step", &sparse_layer_step, "engine"_a, "norms"_a, "attention"_a, "block"_a,
-             "x"_a.noconvert(), "cosines"_a.noconvert(), "sines"_a.noconvert(), "keys"_a.noconvert(),
-             "values"_a.noconvert(), "length"_a, "out"_a.noconvert(), "The same, then sum + block(normed).");
+  module.def("layers_step", &layers_step, "engine"_a, "layers"_a, "x"_a.noconvert(), "cosines"_a.noconvert(),
+             "sines"_a.noconvert(), "outs"_a.noconvert(),
+             "Whole layers, one after the other: (norms, attention, DenseNetwork or SparseBlock, keys, values, cached "
+             "tokens) of each; outs: BF16 patterns [layers, sequences, hidden].");
 }
 
 }  // namespace zipmoe

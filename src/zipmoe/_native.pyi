@@ -206,31 +206,13 @@ def attention_in_layer(
     sum: _Words,
     normed: _Words,
 ) -> None: ...
-def dense_layer_step(
+def layers_step(
     engine: Engine,
-    norms: LayerNorms,
-    attention: AttentionLayer,
-    network: DenseNetwork,
+    layers: Sequence[tuple[LayerNorms, AttentionLayer, DenseNetwork | SparseBlock, _Words, _Words, int]],
     x: _Words,
     cosines: _Words,
     sines: _Words,
-    keys: _Words,
-    values: _Words,
-    length: int,
-    out: _Words,
-) -> None: ...
-def sparse_layer_step(
-    engine: Engine,
-    norms: LayerNorms,
-    attention: AttentionLayer,
-    block: SparseBlock,
-    x: _Words,
-    cosines: _Words,
-    sines: _Words,
-    keys: _Words,
-    values: _Words,
-    length: int,
-    out: _Words,
+    outs: _Words,
 ) -> None: ...
 def attends_prompts(instruction_set: str = "") -> bool: ...
 def attend_prompt(

@@ -23,7 +23,9 @@ class Calls:
     attention: int = 0
     feed_forward: int = 0
     layers: int = 0
-    """Calls for a whole layer, with its feed-forward network or its sparse block."""
+    """Whole layers, with their feed-forward networks or sparse blocks."""
+    layer_calls: int = 0
+    """Calls for one or several of those."""
     first_halves: int = 0
     """Calls for a layer without those."""
     tokens: list[int] = field(default_factory=list)
@@ -33,7 +35,7 @@ class Calls:
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls = Calls()
     attention, feed_forward = FusedCompute.attention, FusedCompute.feed_forward
-    layer, first_half = FusedCompute.layer, FusedCompute.attention_in_layer
+    layers, first_half = FusedCompute.layers, FusedCompute.attention_in_layer
 
     def counted_attention(self: FusedCompute, *args: Any) -> torch.Tensor:
         calls.attention += 1
@@ -44,11 +46,12 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         calls.feed_forward += 1
         return feed_forward(self, *args)
 
-    def counted_layer(self: FusedCompute, *args: Any) -> torch.Tensor:
-        calls.attention += 1
-        calls.layers += 1
-        calls.tokens.append(args[-2])
-        return layer(self, *args)
+    def counted_layers(self: FusedCompute, steps: Any, *args: Any) -> torch.Tensor:
+        calls.attention += len(steps)
+        calls.layers += len(steps)
+        calls.layer_calls += 1
+        calls.tokens += [step.tokens for step in steps]
+        return layers(self, steps, *args)
 
     def counted_first_half(self: FusedCompute, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         calls.attention += 1
@@ -56,7 +59,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         calls.tokens.append(args[-1])
         return first_half(self, *args)
 
-    monkeypatch.setattr(FusedCompute, "layer", counted_layer)
+    monkeypatch.setattr(FusedCompute, "layers", counted_layers)
     monkeypatch.setattr(FusedCompute, "attention_in_layer", counted_first_half)
     monkeypatch.setattr(FusedCompute, "attention", counted_attention)
     monkeypatch.setattr(FusedCompute, "feed_forward", counted_feed_forward)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,19 @@ class CacheBuffers(Protocol):
     @property
     def value_words(self) -> npt.NDArray[np.uint16]:
         """Values."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStep:
+    """What a whole decoder layer computes with."""
+
+    norms: _native.LayerNorms
+    attention: _native.AttentionLayer
+    feed_forward: _native.DenseNetwork | _native.SparseBlock
+    keys_and_values: CacheBuffers
+    """The cache's buffers, with room for the token."""
+    tokens: int
+    """Cached ones."""
 
 
 class FusedCompute:
@@ -216,57 +230,48 @@ class FusedCompute:
             )
         return summed, normed
 
-    def layer(
-        self,
-        norms: _native.LayerNorms,
-        attention: _native.AttentionLayer,
-        x: torch.Tensor,
-        cosines: torch.Tensor,
-        sines: torch.Tensor,
-        keys_and_values: CacheBuffers,
-        tokens: int,
-        feed_forward: _native.DenseNetwork | _native.SparseBlock,
+    def layers(
+        self, steps: Sequence[LayerStep], x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
     ) -> torch.Tensor:
-        """A decoder layer for one new token of each sequence: the first half, plus ``feed_forward`` of its norm.
+        """Whole decoder layers, each given what the one before it has given, for one new token of each sequence.
 
         Args:
-            norms: and what follows, as ``attention_in_layer``.
-            attention: of the layer.
+            steps: the layers.
             x: BF16 [sequences, 1, hidden], contiguous.
-            cosines: of the tokens' positions.
+            cosines: BF16 [sequences or 1, 1, rotated dimensions], contiguous, of the tokens' positions.
             sines: as ``cosines``.
-            keys_and_values: the cache's buffers.
-            tokens: cached ones.
-            feed_forward: the second half.
 
         Returns:
-            BF16, the shape of ``x``.
+            BF16 [layers, sequences, 1, hidden].
 
         Raises:
             CorruptRecordError, TruncatedShardError, PackedFolderError: an expert cannot be read.
             UnsupportedOperationError: the same thread has a request open.
         """
         engine = self._engine
-        out = torch.empty_like(x)
-        is_sparse = isinstance(feed_forward, _native.SparseBlock)
-        step: Any = _native.sparse_layer_step if is_sparse else _native.dense_layer_step
+        hidden = x.shape[-1]
+        outs = torch.empty((len(steps), *x.shape), dtype=torch.bfloat16)
         with engine._exclusive(), named_record_errors(engine._catalogue):
-            if is_sparse:
-                self._begin_alone()
-            step(
+            self._begin_alone()
+            _native.layers_step(
                 engine._native,
-                norms,
-                attention,
-                feed_forward,
-                bfloat16_words(x.view(-1, x.shape[-1])),
+                [
+                    (
+                        step.norms,
+                        step.attention,
+                        step.feed_forward,
+                        step.keys_and_values.key_words,
+                        step.keys_and_values.value_words,
+                        step.tokens,
+                    )
+                    for step in steps
+                ],
+                bfloat16_words(x.view(-1, hidden)),
                 bfloat16_words(cosines),
                 bfloat16_words(sines),
-                keys_and_values.key_words,
-                keys_and_values.value_words,
-                tokens,
-                bfloat16_words(out.view(-1, x.shape[-1])),
+                bfloat16_words(outs.view(len(steps), -1, hidden)),
             )
-        return out
+        return outs
 
     def _begin_alone(self) -> None:
         """No request but that of the native call to come."""

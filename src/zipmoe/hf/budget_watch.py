@@ -40,6 +40,7 @@ class _BudgetWatch:
         self._token_bytes = kv_cache_bytes_per_token(config)
         self._state_bytes = recurrent_state_bytes(config)
         self._workspaces: dict[tuple[Any, ...], int] = {}
+        self._rooms_before: list[Any] = []
         self._initial = {name: engine.budget.reserved(name) for name in (KV_CACHE, WORKSPACE)}
 
     def before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -50,8 +51,10 @@ class _BudgetWatch:
         self._reserve_workspace(workspace + self._attention_bytes(sequences, length, kwargs))
         if kwargs.get("use_cache") is not False:
             caches = [value for value in kwargs.values() if _is_cache(value)]
-            held = sum(cache_bytes(cache) for cache in caches)
             layers = _cache_layers(caches)
+            if self._grows_in_known_rooms(layers, length):
+                return
+            held = sum(cache_bytes(cache) for cache in caches)
             static = [layer for layer in layers if hasattr(layer, "max_cache_len")]
             if static and not any(layer.is_initialized for layer in static):
                 held = 0  # counters at most
@@ -68,6 +71,15 @@ class _BudgetWatch:
                 # New tensors take the place of what the layers hold, room behind it included.
                 grown = max(0, grown - spare_bytes(growing)) if growing or not layers else 0
                 self._reserve_cache(held, grown)
+
+    def _grows_in_known_rooms(self, layers: list[Any], length: int) -> bool:
+        """Whether a token is written to rooms that were there in the pass before, too: their memory is what was
+        reserved for that.
+        """
+        rooms = [layer._zipmoe_room if has_room(layer) else None for layer in layers] if length == 1 else [None]
+        known = bool(rooms) and None not in rooms and rooms == self._rooms_before
+        self._rooms_before = rooms
+        return known
 
     def _workspace_bytes(self, step_tokens: int, logit_rows: int) -> int:
         """``workspace_bytes``, remembered: every token asks the same, and configurations answer slowly."""

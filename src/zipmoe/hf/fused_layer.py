@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from zipmoe import _native
 from zipmoe.engine.bfloat16_words import bfloat16_words
-from zipmoe.hf.cache_room import CacheRoom
-from zipmoe.hf.fused_attention import AttentionCall, FusedAttention
+from zipmoe.hf.fused_attention import FusedAttention
 from zipmoe.hf.fused_block import FusedBlock
 from zipmoe.hf.fused_feed_forward import FusedFeedForward
 from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.fused_norm import FusedNorm
+from zipmoe.hf.layer_stack import LayerStack, PreparedLayer
 from zipmoe.hf.layer_structure import LayerParts, layer_parts
 from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_experts import PackedExperts
@@ -56,43 +57,56 @@ class FusedLayer(FusedModule):
 
     _zipmoe_native: _Native | None
     _zipmoe_parts: LayerParts
+    _zipmoe_stack: LayerStack
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the family's layer."""
         hidden: Any = args[0] if len(args) == 1 else None
-        if (
-            not isinstance(hidden, torch.Tensor)
-            or hidden.dim() != 3
-            or hidden.shape[1] != 1
-            or self._zipmoe_native is None
-            or self.training
-            or torch.is_grad_enabled()
-            or not self._zipmoe_stands_for_own()
-        ):
+        if not isinstance(hidden, torch.Tensor) or hidden.dim() != 3 or hidden.shape[1] != 1 or not self._is_ready():
             return super().forward(*args, **kwargs)
-        native: _Native | None = up_to_date(self, _native_layer)
-        attention: Any = self._modules[self._zipmoe_parts.attention]
-        call = None if native is None else attention.zipmoe_step({"hidden_states": hidden, **kwargs})
-        if native is None or call is None:
+        known = self._zipmoe_stack.take(self, hidden, kwargs)
+        if known is not None:
+            return known
+        prepared = self.zipmoe_prepared(hidden, kwargs)
+        if prepared is None:
             return super().forward(*args, **kwargs)
-        feed_forward = None if native.feed_forward is None else native.feed_forward.native(hidden.shape[0])
-        return self._step(native, call, feed_forward)
-
-    def _step(
-        self, native: _Native, call: AttentionCall, feed_forward: _native.DenseNetwork | _native.SparseBlock | None
-    ) -> torch.Tensor:
-        cached, compute = call.cache_layer, call.native.compute
-        tokens = cached.keys.shape[2]
-        room = CacheRoom.behind(cached)
-        given = (native.norms, call.native.layer, call.hidden_states, call.cosines, call.sines, room, tokens)
-        if feed_forward is not None:
-            output = compute.layer(*given, feed_forward)
-            room.give(cached, tokens + 1)
-            return output
-        summed, normed = compute.attention_in_layer(*given)
-        room.give(cached, tokens + 1)
+        if prepared.feed_forward is not None:
+            return self._zipmoe_stack.run(prepared, kwargs)
+        call = prepared.call
+        summed, normed = call.native.compute.attention_in_layer(
+            prepared.norms,
+            call.native.layer,
+            hidden,
+            call.cosines,
+            call.sines,
+            prepared.room,
+            prepared.tokens,
+        )
+        prepared.grow_cache()
         fed: torch.Tensor = self._modules[self._zipmoe_parts.feed_forward](normed)  # type: ignore[misc]
         return summed + fed
+
+    def _is_ready(self) -> bool:
+        return (
+            self._zipmoe_native is not None
+            and not self.training
+            and not torch.is_grad_enabled()
+            and self._zipmoe_stands_for_own()
+        )
+
+    def zipmoe_prepared(self, hidden: torch.Tensor, options: dict[str, Any]) -> PreparedLayer | None:
+        """What the layer computes with, if it is called with ``hidden`` (sequences, 1, width) and these keyword
+        arguments; None if the native core does not compute it so.
+        """
+        native: _Native | None = up_to_date(self, _native_layer) if self._is_ready() else None
+        if native is None:
+            return None
+        attention: Any = self._modules[self._zipmoe_parts.attention]
+        call = attention.zipmoe_step({"hidden_states": hidden, **options})
+        if call is None:
+            return None
+        feed_forward = None if native.feed_forward is None else native.feed_forward.native(hidden.shape[0])
+        return PreparedLayer(self, native.norms, call, feed_forward)
 
     def zipmoe_is_whole(self) -> bool:
         """Whether the layer has the known shape as a whole, and not only in its first half."""
@@ -109,7 +123,19 @@ def fuse_layer(module: Any) -> bool:
     if native is None:
         return False
     fuse(module, FusedLayer, _zipmoe_native=native, _zipmoe_parts=parts)
+    module._zipmoe_stack = LayerStack([module])
     return True
+
+
+def stack_layers(model: Any) -> None:
+    """Let the layers of ``model`` that the native core computes be computed ahead, along its lists of layers."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            layers = [layer for layer in module if isinstance(layer, FusedLayer)]
+            if len({id(layer) for layer in layers}) == len(layers) > 0:
+                stack = LayerStack(layers)
+                for layer in layers:
+                    layer._zipmoe_stack = stack
 
 
 def _native_layer(layer: Any) -> _Native | None:

@@ -8,7 +8,7 @@ from typing import Any
 from zipmoe.engine.fused_compute import FusedCompute
 from zipmoe.hf.fused_attention import FusedAttention, fuse_attention
 from zipmoe.hf.fused_feed_forward import FusedFeedForward, fuse_feed_forward
-from zipmoe.hf.fused_layer import FusedLayer, fuse_layer
+from zipmoe.hf.fused_layer import FusedLayer, fuse_layer, stack_layers
 from zipmoe.hf.fused_linear import FusedLinear, fuse_linear
 from zipmoe.hf.fused_norm import FusedNorm, fuse_norm
 from zipmoe.hf.fused_router import FusedRouter, fuse_router
@@ -62,6 +62,7 @@ def fuse_steps(model: Any, compute: FusedCompute) -> None:
             fuse_router(child)
     for module in modules:
         fuse_layer(module)
+    stack_layers(model)
 
 
 def count_fused_steps(model: Any) -> FusedSteps:

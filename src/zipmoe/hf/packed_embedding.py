@@ -44,11 +44,14 @@ class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
             if ahead.are_of(input, self._zipmoe_dtype):
                 # A copy: the caller may write to it, also outside of the inference mode in which it was looked up.
                 return ahead.rows.clone().view(*input.shape, self.embedding_dim)
-        if input.numel() and (int(input.min()) < 0 or int(input.max()) >= self.num_embeddings):
+        rows, position = input.reshape(-1), None
+        if len(rows) != 1:  # a step of one sequence has nothing to sort
+            rows, position = torch.unique(rows, return_inverse=True)
+        if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= self.num_embeddings):
             raise IndexError(f"token id outside the embedding of {self.num_embeddings} rows")
-        rows, position = torch.unique(input.reshape(-1), return_inverse=True)
         table = self._zipmoe_slot.engine.dense_rows(self._zipmoe_parameter, rows.to(torch.int64))
-        return table.to(self._zipmoe_dtype)[position].view(*input.shape, self.embedding_dim)
+        table = table.to(self._zipmoe_dtype)
+        return (table if position is None else table[position]).view(*input.shape, self.embedding_dim)
 
     def look_up_ahead(self, tokens: list[int]) -> torch.Tensor:
         """Rows (len(tokens), embedding_dim) of few tokens, which are kept until the next call, whatever that asks for.

@@ -1,0 +1,187 @@
+"""The decoder layers of a model one behind the other: the first one's call computes those after it, too, because the
+native core goes from one to the next without Python in between.
+
+What was computed so is a guess until its layer is called, with what the layer before has returned, bit for bit, and
+otherwise with the very same objects; then it is the layer's result. Whatever else comes is computed anew: what was
+guessed has left no trace, as the cache does not grow by a token before the layer is called. Layers with hooks, around
+which somebody may do anything, are computed when they are called.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zipmoe import _native
+from zipmoe.engine.fused_compute import LayerStep
+from zipmoe.hf.cache_room import CacheRoom
+from zipmoe.hf.fused_attention import AttentionCall
+from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
+
+if TYPE_CHECKING:
+    from zipmoe.hf.fused_layer import FusedLayer
+
+_TRIAL_STEPS = 32
+"""Where a guess was wrong, as many steps later it is made again."""
+
+
+class PreparedLayer:
+    """A layer, and what it computes with in a step.
+
+    Args:
+        layer: the module.
+        norms: of the layer.
+        call: of its attention.
+        feed_forward: the second half; None for one that is called as ever.
+    """
+
+    __slots__ = ("_keys", "call", "feed_forward", "layer", "norms", "room")
+
+    def __init__(
+        self,
+        layer: FusedLayer,
+        norms: _native.LayerNorms,
+        call: AttentionCall,
+        feed_forward: _native.DenseNetwork | _native.SparseBlock | None,
+    ) -> None:
+        self.layer = layer
+        self.norms = norms
+        self.call = call
+        self.feed_forward = feed_forward
+        self.room = CacheRoom.behind(call.cache_layer)
+        self._keys = call.cache_layer.keys
+
+    @property
+    def tokens(self) -> int:
+        """Cached ones."""
+        return int(self._keys.shape[2])
+
+    def is_as_prepared(self) -> bool:
+        """Whether the cache still holds the same."""
+        return self.call.cache_layer.keys is self._keys
+
+    def grow_cache(self) -> None:
+        """Let the cache hold the new token."""
+        self.room.give(self.call.cache_layer, self.tokens + 1)
+
+
+@dataclass(slots=True)
+class _Ahead:
+    steps: list[PreparedLayer]
+    outs: torch.Tensor
+    """BF16 [layers, sequences, 1, hidden]; nobody else's."""
+    options: dict[str, Any]
+    """Keyword arguments of the call that has computed them."""
+    taken: int = 1
+    """So many layers' results have been asked for."""
+
+    def is_next(self, layer: Any, hidden: torch.Tensor, options: dict[str, Any]) -> bool:
+        """Whether the next result is that of this call."""
+        step = self.steps[self.taken]
+        given = self.outs[self.taken - 1]
+        return (
+            step.layer is layer
+            and len(options) == len(self.options)
+            and all(options.get(name) is value for name, value in self.options.items())
+            and step.is_as_prepared()
+            and hidden.shape == given.shape
+            and hidden.dtype is given.dtype
+            and hidden.is_contiguous()
+            and torch.equal(hidden.view(torch.int16), given.view(torch.int16))
+        )
+
+
+class _OfThread(threading.local):
+    ahead: _Ahead | None = None
+
+
+class LayerStack:
+    """Layers in the order in which they are called, as far as that is known.
+
+    Args:
+        layers: distinct ones; are not kept alive.
+    """
+
+    def __init__(self, layers: Sequence[FusedLayer]) -> None:
+        self._layers = [weakref.ref(layer) for layer in layers]
+        self._positions = {id(layer): position for position, layer in enumerate(layers)}
+        self._of_thread = _OfThread()
+        self._limits: dict[int, tuple[int, int]] = {}  # by the first layer: how many layers, for how many steps to come
+
+    def take(self, layer: FusedLayer, hidden: torch.Tensor, options: dict[str, Any]) -> torch.Tensor | None:
+        """The layer's output for ``hidden`` (sequences, 1, width) and these keyword arguments, if it is known."""
+        of_thread = self._of_thread
+        ahead = of_thread.ahead
+        if ahead is None:
+            return None
+        of_thread.ahead = None
+        if not ahead.is_next(layer, hidden, options):
+            self._limits[self._position(ahead.steps[0].layer)] = (ahead.taken, _TRIAL_STEPS)
+            return None
+        ahead.steps[ahead.taken].grow_cache()
+        output = ahead.outs[ahead.taken]
+        ahead.taken += 1
+        if ahead.taken == len(ahead.steps):
+            return output
+        of_thread.ahead = ahead
+        return output.clone()
+
+    def run(self, first: PreparedLayer, options: dict[str, Any]) -> torch.Tensor:
+        """The output of a layer that is called with these keyword arguments, and, to be taken later, of those after it.
+
+        Args:
+            first: with a second half.
+            options: of the call.
+        """
+        call = first.call
+        steps = [first, *self._prepared_after(first, options)]
+        outs = call.native.compute.layers([_layer_step(step) for step in steps], *_inputs(call))
+        first.grow_cache()
+        if len(steps) == 1:
+            return outs[0]
+        self._of_thread.ahead = _Ahead(steps, outs, options)
+        return outs[0].clone()
+
+    def _prepared_after(self, first: PreparedLayer, options: dict[str, Any]) -> list[PreparedLayer]:
+        position = self._position(first.layer)
+        most, steps_left = self._limits.get(position, (len(self._layers), 0))
+        if steps_left == 1:
+            del self._limits[position]
+        elif steps_left > 1:
+            self._limits[position] = (most, steps_left - 1)
+        found: list[PreparedLayer] = []
+        if any(hooks_of_all_modules()) or not _has_no_hooks(first.layer):
+            return found
+        for reference in self._layers[position + 1 : position + most]:
+            layer = reference()
+            if layer is None or not _has_no_hooks(layer):
+                break
+            prepared = layer.zipmoe_prepared(first.call.hidden_states, options)
+            if prepared is None or prepared.feed_forward is None:
+                break
+            if prepared.call.native.compute is not first.call.native.compute:
+                break
+            found.append(prepared)
+        return found
+
+    def _position(self, layer: FusedLayer) -> int:
+        return self._positions[id(layer)]
+
+
+def _has_no_hooks(layer: Any) -> bool:
+    held = vars(layer)
+    return not any(held[name] for name in HOOKS)
+
+
+def _inputs(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return call.hidden_states, call.cosines, call.sines
+
+
+def _layer_step(step: PreparedLayer) -> LayerStep:
+    assert step.feed_forward is not None
+    return LayerStep(step.norms, step.call.native.layer, step.feed_forward, step.room, step.tokens)
