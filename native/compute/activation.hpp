@@ -31,6 +31,8 @@ struct GatedActivation {
   float up_offset = 0.0f;                                // f(gate) * (up + up_offset)
   bool rounds_between = true;                            // to BF16 between the steps below, not at the end only
 
+  bool operator==(const GatedActivation&) const = default;
+
   // out[i] for i < count. `gate` and `up` are fp32 sums, rounded to BF16 first; without a gate `up` alone is used. The
   // formulas above are computed in fp32; rounded to BF16 are f(gate), up + up_offset (both with rounds_between only)
   // and the product. Every kernel gives the same bits.

@@ -193,7 +193,7 @@ void Engine::begin_request(std::vector<RecordIndex> records, HandOutOrder order,
     if (!seen.insert(record).second) throw std::invalid_argument("a request names each expert once");
   }
   handed_out_.reset();
-  handed_out_any_ = false;
+  handed_out_any_ = handed_out_all_ = false;
   requested_ = records;
   adopt_changed_policy();
   if (!pool_memory_) {
@@ -229,6 +229,14 @@ RequestStep Engine::next_expert(std::chrono::milliseconds timeout) {
   return step;
 }
 
+bool Engine::take_all() {
+  std::lock_guard lock(mutex_);
+  require_open();
+  if (!request_) throw std::logic_error("no request is open");
+  if (!request_->take_all()) return false;
+  return handed_out_any_ = handed_out_all_ = true;
+}
+
 void Engine::end_request() {
   std::lock_guard lock(mutex_);
   const bool ended = request_ != nullptr;
@@ -253,6 +261,7 @@ void Engine::drop_request() {
   pooled_request_ = nullptr;
   request_.reset();
   handed_out_.reset();
+  handed_out_all_ = false;
 }
 
 void Engine::require_begun(std::span<const RecordIndex> records) const {
@@ -264,9 +273,9 @@ void Engine::require_begun(std::span<const RecordIndex> records) const {
 }
 
 void Engine::require_handed_out(RecordIndex record) const {
-  if (handed_out_ != record) {
-    throw std::logic_error("record " + table_[record].name + " is not the one that the request handed out last");
-  }
+  if (handed_out_ == record) return;
+  if (handed_out_all_ && std::ranges::find(requested_, record) != requested_.end()) return;
+  throw std::logic_error("record " + table_[record].name + " is not the one that the request handed out last");
 }
 
 MatrixView Engine::readable_view(RecordIndex record, uint32_t matrix) const {

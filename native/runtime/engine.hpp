@@ -77,6 +77,12 @@ struct SelectedRows {
   std::span<const uint64_t> numbers;
 };
 
+// The rows of one expert.
+struct ExpertRows {
+  RecordIndex record = 0;
+  std::span<const uint64_t> numbers;
+};
+
 // Which matrices of an expert's record are the feed-forward network's, and what lies between them.
 struct ExpertNetwork {
   uint32_t first = 0;          // gate and up in one, or the gate, or, without a gate, up
@@ -124,6 +130,9 @@ class Engine {
   // Starts a request; throws std::logic_error if one is open. `tokens`: routed to each expert, or empty.
   void begin_request(std::vector<RecordIndex> records, HandOutOrder order, std::vector<uint32_t> tokens = {});
   RequestStep next_expert(std::chrono::milliseconds timeout);
+  // Hands out all experts of the open request at once, until it ends, if all are in memory and nobody was handed out;
+  // else none of them. Not with pools.
+  bool take_all();
   // Ends the open request, if there is one.
   void end_request();
   // The same for a request that turned out not to be needed: it counts neither as a request nor as hits and misses, and
@@ -162,6 +171,11 @@ class Engine {
   void feed_forward(RecordIndex record, const ExpertNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out);
   // The same for some rows, which are gathered: out BF16 [x.numbers.size()][rows of down].
   void feed_forward(RecordIndex record, const ExpertNetwork& network, const SelectedRows& x, std::span<uint16_t> out);
+  // The same for several experts that were handed out, each with rows of its own, and, if there is one, a dense network
+  // on all rows: in two steps that the threads share, where the activations are the same. out BF16, the rows of the
+  // first expert, then those of the second ...
+  void feed_forward_jointly(std::span<const ExpertRows> experts, const ExpertNetwork& network, const BFloat16Rows& x,
+                            std::span<uint16_t> out, const DenseNetwork* dense, std::span<uint16_t> dense_out);
   // The weighted sums of experts' outputs (ExpertTerms::combine).
   void combine(const ExpertTerms& terms, const uint16_t* outputs, uint64_t columns, uint16_t* out);
   // For the outputs of a request. Lives as long as the engine, closed or not.
@@ -237,6 +251,10 @@ class Engine {
   void count_decoding(RecordIndex record, uint64_t weights, Decode decode);
   WeightMatrix weight_matrix(RecordIndex record, uint32_t matrix) const;
   std::vector<Projection> projections(const DenseProjection& dense, uint64_t columns) const;
+  ExpertFeedForward expert_feed_forward(RecordIndex record, const ExpertNetwork& network, const TokenRows& x,
+                                        uint64_t rows, std::span<uint16_t> out) const;
+  ExpertFeedForward dense_feed_forward(const DenseNetwork& network, const BFloat16Rows& x,
+                                       std::span<uint16_t> out) const;
   struct DenseProduct {
     const DenseProjection* matrix;
     uint16_t* out;     // BF16 [rows of x][columns]
@@ -277,6 +295,7 @@ class Engine {
   std::optional<RecordIndex> handed_out_;
   std::vector<RecordIndex> requested_;  // by the request that is open, or was the last one
   bool handed_out_any_ = false;         // by it
+  bool handed_out_all_ = false;         // at once
   EngineCounters counters_;
   ScratchPool output_memory_;
   std::string io_mode_;

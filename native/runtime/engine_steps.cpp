@@ -133,9 +133,8 @@ void Engine::normalise(const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out
            *compute_threads_);
 }
 
-void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out) {
-  std::lock_guard lock(mutex_);
-  require_open();
+ExpertFeedForward Engine::dense_feed_forward(const DenseNetwork& network, const BFloat16Rows& x,
+                                             std::span<uint16_t> out) const {
   const uint64_t hidden = x.columns();
   const std::vector<Projection> gate = projections(network.gate, hidden);
   const std::vector<Projection> up = projections(network.up, hidden);
@@ -145,8 +144,7 @@ void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& 
   }
   const uint64_t out_columns = down.front().matrix.shape().rows;
   if (out.size() != x.rows * out_columns) throw std::invalid_argument("the output has another shape");
-  const Stopwatch stopwatch(counters_.compute_seconds);
-  const ExpertFeedForward feed_forward{
+  return {
       .first = gate.front(),
       .up = up.front(),
       .down = down.front(),
@@ -154,6 +152,13 @@ void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& 
       .tokens = x.rows,
       .output = {.bfloat16 = out.data(), .stride = out_columns},
   };
+}
+
+void Engine::feed_forward_step(const DenseNetwork& network, const BFloat16Rows& x, std::span<uint16_t> out) {
+  std::lock_guard lock(mutex_);
+  require_open();
+  const ExpertFeedForward feed_forward = dense_feed_forward(network, x, out);
+  const Stopwatch stopwatch(counters_.compute_seconds);
   compute_experts({&feed_forward, 1}, network.activation, *compute_threads_,
                   simd::gemv_kernels(options_.instruction_set));
 }

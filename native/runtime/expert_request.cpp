@@ -150,6 +150,20 @@ void ExpertRequest::release_current() {
   current_.reset();
 }
 
+bool ExpertRequest::take_all() {
+  const auto is_there = [](const Item& item) { return item.state == State::hit || item.state == State::ready; };
+  if (failure_ || left_ != items_.size() || !std::all_of(items_.begin(), items_.end(), is_there)) return false;
+  for (Item& item : items_) {
+    if (item.state == State::ready) --pending_;
+    item.state = State::handed_out;
+    cache_.used(item.record);
+  }
+  ready_.clear();
+  head_ = items_.size();
+  left_ = 0;
+  return true;
+}
+
 RequestStep ExpertRequest::next(std::chrono::milliseconds timeout) {
   release_current();
   const auto deadline = std::chrono::steady_clock::now() + timeout;

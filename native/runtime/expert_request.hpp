@@ -27,6 +27,7 @@ class ExpertRequest final : public LayerRequest {
   ExpertRequest& operator=(const ExpertRequest&) = delete;
 
   RequestStep next(std::chrono::milliseconds timeout) override;
+  bool take_all() override;
   // When all of its own have begun, those of `ahead` go on.
   void begin_reads() override;
   uint64_t hits() const override { return hits_; }

@@ -86,12 +86,30 @@ std::vector<uint16_t> gate_factors(const Engine& engine, const SharedExpert& sha
   return factors;
 }
 
-void compute_shared(Engine& engine, const SharedExpert& shared, const BFloat16Rows& rows, std::span<uint16_t> out) {
-  engine.feed_forward_step(shared.network, rows, out);
+void apply_gate(const Engine& engine, const SharedExpert& shared, const BFloat16Rows& rows, std::span<uint16_t> out) {
   if (shared.gate.empty()) return;
   const uint64_t columns = out.size() / rows.rows;
   const std::vector<uint16_t> factors = gate_factors(engine, shared, rows);
   for (uint64_t row = 0; row < rows.rows; ++row) scale(factors[row], out.subspan(row * columns, columns));
+}
+
+// Every expert as soon as it is resident, for the open request.
+void compute_as_available(Engine& engine, const ExpertNetwork& network, std::span<const ExpertRows> experts,
+                          const BFloat16Rows& x, std::span<uint16_t> out, const WaitingObserver& while_waiting) {
+  const uint64_t columns = x.columns();
+  std::vector<uint64_t> first_rows{0};
+  for (const ExpertRows& expert : experts) first_rows.push_back(first_rows.back() + expert.numbers.size());
+  for (;;) {
+    const RequestStep step = engine.next_expert(kWaitSlice);
+    if (step.kind == RequestStep::Kind::finished) return;
+    if (step.kind == RequestStep::Kind::waiting) {
+      while_waiting();
+      continue;
+    }
+    const ExpertRows& expert = experts[step.position];
+    engine.feed_forward(expert.record, network, SelectedRows{x, expert.numbers},
+                        out.subspan(first_rows[step.position] * columns, expert.numbers.size() * columns));
+  }
 }
 
 }  // namespace
@@ -121,32 +139,31 @@ void sparse_block_in_layer(Engine& engine, const SparseBlock& block, const BFloa
   const ExpertTerms terms{routing.weights, experts.positions, block.formula.top_k};
   terms.check(normed.rows, columns, columns);
   const std::vector<uint64_t> tokens_of_rows = terms.tokens_of_rows();
+  std::vector<ExpertRows> rows_of_experts;
+  for (size_t i = 0, first = 0; i < experts.records.size(); first += experts.tokens[i++]) {
+    rows_of_experts.push_back({experts.records[i], std::span(tokens_of_rows).subspan(first, experts.tokens[i])});
+  }
   ScratchPool::Lease outputs(engine.output_memory(), experts.positions.size() * columns);
+  const std::span<uint16_t> out_rows(outputs.values(), experts.positions.size() * columns);
   std::optional<ScratchPool::Lease> shared;
+  std::span<uint16_t> shared_rows;
+  const DenseNetwork* network = nullptr;
+  if (block.shared) {
+    network = &block.shared->network;
+    shared_rows = {shared.emplace(engine.output_memory(), size).values(), size};
+  }
   {
     const OpenRequest request(engine, experts);
-    if (block.shared) {
-      shared.emplace(engine.output_memory(), size);
-      compute_shared(engine, *block.shared, normed, {shared->values(), size});
-    }
-    std::vector<uint64_t> first_rows(experts.tokens.size());
-    std::exclusive_scan(experts.tokens.begin(), experts.tokens.end(), first_rows.begin(), uint64_t{0});
-    for (;;) {
-      const RequestStep step = engine.next_expert(kWaitSlice);
-      if (step.kind == RequestStep::Kind::finished) break;
-      if (step.kind == RequestStep::Kind::waiting) {
-        while_waiting();
-        continue;
-      }
-      const uint64_t first = first_rows[step.position];
-      const uint64_t rows = experts.tokens[step.position];
-      engine.feed_forward(experts.records[step.position], block.network,
-                          SelectedRows{normed, std::span(tokens_of_rows).subspan(first, rows)},
-                          {outputs.values() + first * columns, rows * columns});
+    if (engine.take_all()) {
+      engine.feed_forward_jointly(rows_of_experts, block.network, normed, out_rows, network, shared_rows);
+    } else {
+      if (network != nullptr) engine.feed_forward_step(*network, normed, shared_rows);
+      compute_as_available(engine, block.network, rows_of_experts, normed, out_rows, while_waiting);
     }
   }
+  if (block.shared) apply_gate(engine, *block.shared, normed, shared_rows);
   engine.combine(terms, outputs.values(), columns, out);
-  if (shared) add({out, size}, {shared->values(), size}, out);
+  if (block.shared) add({out, size}, shared_rows, out);
   add({sum, size}, {out, size}, out);
 }
 
