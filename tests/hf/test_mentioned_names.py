@@ -1,4 +1,4 @@
-"""What the code of a ``forward`` does after it has mentioned an attribute, and where that is not to be told."""
+"""What the code of a ``forward`` mentions, and does after the mention of an attribute; where that is not to be told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zipmoe.hf.mentioned_names import CodeAfter, code_after
+from zipmoe.hf.mentioned_names import CodeAfter, code_after, mentioned_names
 
 
 def function(source: str, module: str = "transformers.models.some") -> Any:
@@ -16,6 +16,22 @@ def function(source: str, module: str = "transformers.models.some") -> Any:
     scope: dict[str, Any] = {"__name__": module}
     exec(source, scope)
     return scope["forward"]
+
+
+def test_variables_of_outer_functions_have_no_names() -> None:
+    def kind(own: Any) -> Any:
+        class Outer:
+            def forward(self, x: Any) -> Any:
+                return own(self.norm(x))
+
+        return Outer
+
+    class Plain:
+        def forward(self, x: Any) -> Any:
+            return abs(self.norm(x))
+
+    assert mentioned_names(Plain) == ["abs", "norm"]
+    assert mentioned_names(kind(abs)) is None
 
 
 def test_names_and_slices_behind_the_mention() -> None:

@@ -20,10 +20,14 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 
 
 def mentioned_names(original: Any) -> list[str] | None:
-    """Attributes and globals of ``original.forward`` in the order of their first use; None if its code is unknown."""
+    """Attributes and globals of ``original.forward`` in the order of their first use; None if its code is unknown, or
+    has more at hand than it mentions: nested functions, variables of outer ones.
+    """
     function = inspect.unwrap(original.forward)
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType) or any(isinstance(constant, CodeType) for constant in code.co_consts):
+        return None
+    if code.co_freevars:
         return None
     if "getattr" not in code.co_names:
         return [*code.co_names]
@@ -53,11 +57,11 @@ def code_after(function: Any, attribute: str) -> CodeAfter | None:
         variables of outer ones, or matrix products.
     """
     while hasattr(function, "__wrapped__"):
-        if not _is_of_transformers(function):
+        if not is_of_transformers(function):
             return None
         function = function.__wrapped__
     code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType) or not _is_of_transformers(function) or code.co_freevars:
+    if not isinstance(code, CodeType) or not is_of_transformers(function) or code.co_freevars:
         return None
     instructions = list(dis.get_instructions(code))
     mentions = [each.offset for each in instructions if each.opcode in dis.hasname and each.argval == attribute]
@@ -82,5 +86,6 @@ def _holds_slice(constant: Any) -> bool:
     return isinstance(constant, slice) or (isinstance(constant, tuple) and any(map(_holds_slice, constant)))
 
 
-def _is_of_transformers(function: Any) -> bool:
+def is_of_transformers(function: Any) -> bool:
+    """Whether a function is Transformers' own, as what it wraps around a class's ``forward`` is."""
     return str(getattr(function, "__globals__", {}).get("__name__", "")).startswith("transformers.")
