@@ -14,6 +14,13 @@ namespace zipmoe {
 namespace {
 
 constexpr std::chrono::milliseconds kWaitSlice{50};
+constexpr uint64_t kValuesForThreads = 1 << 17;  // of a norm; fewer are computed faster by the caller
+
+// As a norm that is a call of its own: few rows in the caller's floating-point environment.
+void normalise(Engine& engine, const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out) {
+  if (x.values.size() >= kValuesForThreads) return engine.normalise(norm, x, out);
+  rms_norm(norm, x.values.data(), x.rows, x.columns(), out, simd::norm_kernels(engine.instruction_set()));
+}
 
 // Which rows go to which expert: distinct ids in ascending order.
 struct RoutedExperts {
@@ -117,10 +124,10 @@ void compute_as_available(Engine& engine, const ExpertNetwork& network, std::spa
 void attend_in_layer(Engine& engine, const LayerNorms& norms, const AttentionLayer& attention, const BFloat16Rows& x,
                      const RotaryPositions& positions, const KeyValueCache& cache, uint16_t* sum, uint16_t* normed) {
   const uint64_t size = x.values.size();
-  engine.normalise(norms.before_attention, x, normed);
+  normalise(engine, norms.before_attention, x, normed);
   engine.attention_step(attention, {{normed, size}, x.rows}, x.rows, 1, positions, cache, {sum, size});
   add(x.values, {sum, size}, sum);
-  engine.normalise(norms.before_feed_forward, {{sum, size}, x.rows}, normed);
+  normalise(engine, norms.before_feed_forward, {{sum, size}, x.rows}, normed);
 }
 
 void feed_forward_in_layer(Engine& engine, const DenseNetwork& network, const BFloat16Rows& normed, const uint16_t* sum,

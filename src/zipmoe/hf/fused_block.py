@@ -24,6 +24,8 @@ from zipmoe.hf.quiet_modules import HOOKS
 _NEEDLESS_HOOKS = (EarlyRouting, LastPositions)
 """Whose hooks on a block do what a layer in one call does anyway, or nothing in steps of one token."""
 
+_Formula = tuple[_native.RouterFormula, torch.dtype]
+
 
 class FusedBlock:
     """A sparse block of the known shape, as its layer needs it.
@@ -41,7 +43,7 @@ class FusedBlock:
         self._forward = type(block).forward
         self._parts = block_parts(block)
         self._native: _native.SparseBlock | None = None
-        self._network: _native.DenseNetwork | None = None  # of the shared expert in it
+        self._made_of: tuple[_Formula | None, _native.DenseNetwork | None] = (None, None)
         if self._parts is not None:
             parts = self._parts
             children = [parts.router, parts.experts, *(name for name in (parts.shared, parts.gate) if name)]
@@ -77,9 +79,10 @@ class FusedBlock:
             shared = modules[parts.shared].zipmoe_network(rows)
             if shared is None:
                 return None
-        if self._native is None or shared is not self._network:
-            self._network = shared
-            self._native = _native_block(modules, parts, shared)
+        made_of = (modules[parts.router].zipmoe_formula(), shared)
+        if self._native is None or made_of != self._made_of:
+            self._made_of = made_of
+            self._native = _native_block(modules, parts, *made_of)
         return self._native
 
     def _is_quiet(self, parts: BlockParts) -> bool:
@@ -87,7 +90,6 @@ class FusedBlock:
         held = vars(block)
         return (
             not block.training
-            and not block._modules[parts.router].training
             and "forward" not in held
             and not any(held[name] and not all(map(_is_needless, held[name].values())) for name in HOOKS)
             and self._ingredients.are_quiet()
@@ -99,13 +101,12 @@ def _is_needless(hook: Any) -> bool:
 
 
 def _native_block(
-    modules: dict[str, Any], parts: BlockParts, network: _native.DenseNetwork | None
+    modules: dict[str, Any], parts: BlockParts, formula: _Formula | None, network: _native.DenseNetwork | None
 ) -> _native.SparseBlock | None:
     """None if the experts, the router or the gate are not what the native core computes."""
     router, experts = modules[parts.router], modules[parts.experts]
     source: ExpertSource = experts._zipmoe_source
     expert_network = network_of(experts)
-    formula = router.zipmoe_formula()
     if (
         expert_network is None
         or formula is None

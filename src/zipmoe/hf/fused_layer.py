@@ -15,6 +15,7 @@ from torch import nn
 
 from zipmoe import _native
 from zipmoe.engine.bfloat16_words import bfloat16_words
+from zipmoe.hf.compiled_calls import is_compiled_call
 from zipmoe.hf.fused_attention import FusedAttention
 from zipmoe.hf.fused_block import FusedBlock
 from zipmoe.hf.fused_feed_forward import FusedFeedForward
@@ -91,6 +92,7 @@ class FusedLayer(FusedModule):
             self._zipmoe_native is not None
             and not self.training
             and not torch.is_grad_enabled()
+            and not is_compiled_call()
             and self._zipmoe_stands_for_own()
         )
 

@@ -66,18 +66,23 @@ class FusedRouter(FusedModule):
             or not self._zipmoe_stands_for_own()
         ):
             return super().forward(*args, **kwargs)
-        if not _unchanged(self, native.settings):
-            native = self._zipmoe_native = _native_router(self)
-            if native is None:
-                return super().forward(x)
+        native = self._up_to_date(native)
+        if native is None:
+            return super().forward(x)
         return routed(native.formula, x.detach(), weight.detach(), native.weights_dtype)
 
     def zipmoe_formula(self) -> tuple[_native.RouterFormula, torch.dtype] | None:
         """The formula and the dtype of the weights that it gives, if the native core routes now."""
-        native = self._zipmoe_native
-        if native is None or not readable_weight(self._parameters.get("weight"), 2):
+        if self._zipmoe_native is None or not readable_weight(self._parameters.get("weight"), 2) or self.training:
             return None
-        return (native.formula, native.weights_dtype) if _unchanged(self, native.settings) else None
+        native = self._up_to_date(self._zipmoe_native)
+        return None if native is None else (native.formula, native.weights_dtype)
+
+    def _up_to_date(self, native: _Native) -> _Native | None:
+        if _unchanged(self, native.settings):
+            return native
+        self._zipmoe_native = _native_router(self)
+        return self._zipmoe_native
 
 
 def _settings(module: Any) -> dict[str, Any]:

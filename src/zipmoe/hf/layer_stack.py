@@ -20,6 +20,7 @@ import torch
 from zipmoe import _native
 from zipmoe.engine.fused_compute import LayerStep
 from zipmoe.hf.cache_room import CacheRoom
+from zipmoe.hf.compiled_calls import is_compiled
 from zipmoe.hf.fused_attention import AttentionCall
 from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
 
@@ -155,11 +156,11 @@ class LayerStack:
         elif steps_left > 1:
             self._limits[position] = (most, steps_left - 1)
         found: list[PreparedLayer] = []
-        if any(hooks_of_all_modules()) or not _has_no_hooks(first.layer):
+        if any(hooks_of_all_modules()) or not _is_called_plainly(first.layer):
             return found
         for reference in self._layers[position + 1 : position + most]:
             layer = reference()
-            if layer is None or not _has_no_hooks(layer):
+            if layer is None or not _is_called_plainly(layer):
                 break
             prepared = layer.zipmoe_prepared(first.call.hidden_states, options)
             if prepared is None or prepared.feed_forward is None:
@@ -173,9 +174,10 @@ class LayerStack:
         return self._positions[id(layer)]
 
 
-def _has_no_hooks(layer: Any) -> bool:
+def _is_called_plainly(layer: Any) -> bool:
+    """Whether a call of a layer runs its class's ``forward`` and nothing else."""
     held = vars(layer)
-    return not any(held[name] for name in HOOKS)
+    return not any(held[name] for name in HOOKS) and "forward" not in held and not is_compiled(layer)
 
 
 def _inputs(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

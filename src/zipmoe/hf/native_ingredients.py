@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.hf.fused_module import FusedModule
+from zipmoe.hf.packed_experts import PackedExperts
+from zipmoe.hf.packed_module import PackedModule
 from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
 
 _SCALARS = bool | int | float | torch.dtype
@@ -30,12 +31,11 @@ class NativeIngredients:
         self, module: Any, attributes: Iterable[str], children: Iterable[str], called: Iterable[str] = ()
     ) -> None:
         parts = {name: module._modules[name] for name in children if module._modules.get(name) is not None}
-        self._parts = list(parts.values())
         holders: list[tuple[dict[str, Any], Iterable[str]]] = [
             (vars(module), attributes),
             (module._modules, (*parts, *called)),
         ]
-        for part in self._parts:
+        for part in parts.values():
             held = vars(part).items()
             scalars = [name for name, value in held if isinstance(value, _SCALARS) and name not in _IRRELEVANT]
             holders += [(vars(part), scalars), (part._parameters, part._parameters)]
@@ -44,18 +44,32 @@ class NativeIngredients:
         self._places = [(tensor, tensor.data_ptr()) for tensor in tensors]
         self._held = tuple(held)
         # Calls of the children are left out: nothing may run there but their class's forward.
-        hooks = [(vars(part), name, vars(part)[name]) for part in self._parts for name in HOOKS]
-        self._calls = (*hooks, *((vars(part), "forward", None) for part in self._parts))
+        hooks = [(vars(part), name, vars(part)[name]) for part in parts.values() for name in HOOKS]
+        own = (_family_class(part) for part in parts.values() if not isinstance(part, PackedModule | PackedExperts))
+        self._calls = (
+            *hooks,
+            *((vars(part), "forward", None) for part in parts.values()),
+            *((kind, "forward", vars(kind)["forward"]) for kind in own),
+        )
         self._hooks = (*(found for _, _, found in hooks), *hooks_of_all_modules())
 
     def unchanged(self) -> bool:
         """Whether all are the same objects, in the same memory."""
-        return _native.holds(self._held) and all(tensor.data_ptr() == place for tensor, place in self._places)
+        for tensor, place in self._places:
+            if tensor.data_ptr() != place:
+                return False
+        return _native.holds(self._held)
 
     def are_quiet(self) -> bool:
         """Whether leaving out the calls of the children is not noticed by anybody."""
-        own = all(part._zipmoe_stands_for_own() for part in self._parts if isinstance(part, FusedModule))
-        return own and _native.all_empty(self._hooks) and _native.holds(self._calls)
+        return _native.all_empty(self._hooks) and _native.holds(self._calls)
+
+
+def _family_class(module: nn.Module) -> type:
+    """Whose ``forward`` a call of ``module`` stands for."""
+    return next(
+        kind for kind in type(module).__mro__ if "forward" in vars(kind) and not kind.__module__.startswith("zipmoe.")
+    )
 
 
 def up_to_date(module: Any, make: Callable[[Any], Any]) -> Any:
