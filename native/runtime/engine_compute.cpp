@@ -77,6 +77,7 @@ void Engine::feed_rows_forward(RecordIndex record, const ExpertNetwork& network,
                                std::span<uint16_t> out) {
   std::lock_guard lock(mutex_);
   require_open();
+  require_compute_threads();  // experts of F are decoded, whatever the codec is
   const ExpertFeedForward expert = expert_feed_forward(record, network, x.rows, x.count, out);
   const Stopwatch stopwatch(counters_.compute_seconds);
   compute_experts({&expert, 1}, network.activation, *compute_threads_, simd::gemv_kernels(options_.instruction_set));

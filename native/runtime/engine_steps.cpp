@@ -121,7 +121,7 @@ void Engine::multiply_jointly(const BFloat16Rows& x, uint64_t columns, const std
 }
 
 void Engine::require_compute_threads() const {
-  if (!compute_threads_) throw std::logic_error("nothing is computed with a codec that has no fused kernels");
+  if (!compute_threads_) throw std::invalid_argument("nothing is computed with a codec that has no fused kernels");
 }
 
 void Engine::normalise(const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out) {

@@ -39,7 +39,8 @@ struct LayerNorms {
 using WaitingObserver = std::function<void()>;
 
 // `sum` = x + attention(norm(x)) and `normed` = norm(sum), BF16, the shape of x: one token of each sequence, whose keys
-// and values are written behind the cached ones. Throws as Engine::attention_step.
+// and values are written behind the cached ones. Here and below, no result shares memory with an input. Throws as
+// Engine::attention_step.
 void attend_in_layer(Engine& engine, const LayerNorms& norms, const AttentionLayer& attention, const BFloat16Rows& x,
                      const RotaryPositions& positions, const KeyValueCache& cache, uint16_t* sum, uint16_t* normed);
 
