@@ -97,6 +97,10 @@ experts (aria), or with a gate of the shared expert that is packed here, as ever
 """
 NO_STEPS = {"diffusion_gemma", "openai_privacy_filter"}
 """They do not generate token after token."""
+NOT_RUN = {"deepseek_ocr2": 2, "ernie4_5_moe": 1, "unlimited_ocr": 1}
+"""Whole layers that these steps do not call as they must be called: of parts that see no text, or given positions in
+FP32, or another cache.
+"""
 NOISE = 1.15
 """Both errors are sums of roundings, of which no two implementations make the same."""
 
@@ -120,6 +124,7 @@ def test_steps(family: str, packed: Packed, checkpoint: Folder, monkeypatch: pyt
     logits_of_steps(fast, *given[0])  # the comparison watches the calls of the experts, which a whole layer leaves out
     modules = (attentions, feed_forwards, steps.norms, steps.routers, steps.linears)
     assert modules + layers.counts == NATIVE[family]
+    assert steps.layers == layers.counts[0] + NOT_RUN.get(family, 0)
     if _native.attends_prompts():
         assert _prompted(fast) == attentions
     fast.zipmoe_engine.close()

@@ -59,6 +59,14 @@ def test_the_mode_line_says_what_is_native(packed_model):
         assert "one call each" not in model.zipmoe_mode_line()
 
 
+def test_layers_are_whole_as_long_as_their_attention_is_native(packed_model):
+    model = load(packed_model("mixtral").folder)
+    with model.zipmoe_engine:
+        assert model.zipmoe_fused_steps().layers == 2
+        model.model.layers[1].self_attn._zipmoe_native = None
+        assert model.zipmoe_fused_steps().layers == 1
+
+
 @pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "qwen3_moe"])
 @pytest.mark.parametrize(
     "options",

@@ -51,8 +51,8 @@ class FusedBlock:
 
     @property
     def is_known(self) -> bool:
-        """Whether it has the known shape."""
-        return self._parts is not None
+        """Whether it has the known shape, and experts that the native core computes."""
+        return self._parts is not None and network_of(self.module._modules[self._parts.experts]) is not None
 
     def native(self, rows: int) -> _native.SparseBlock | None:
         """The block for so many rows, if they can be computed so now: nothing that is left out would be noticed."""

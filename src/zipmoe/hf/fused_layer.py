@@ -111,9 +111,15 @@ class FusedLayer(FusedModule):
         return PreparedLayer(self, native.norms, call, feed_forward)
 
     def zipmoe_is_whole(self) -> bool:
-        """Whether the layer has the known shape as a whole, and not only in its first half."""
+        """Whether the layer has the known shape as a whole, and not only in its first half, and known attention."""
         native = self._zipmoe_native
-        return native is not None and native.feed_forward is not None
+        attention: Any = self._modules.get(self._zipmoe_parts.attention)
+        return (
+            native is not None
+            and native.feed_forward is not None
+            and isinstance(attention, FusedAttention)
+            and attention._zipmoe_native is not None
+        )
 
 
 def fuse_layer(module: Any) -> bool:
