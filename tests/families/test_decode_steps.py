@@ -99,7 +99,7 @@ NO_STEPS = {"diffusion_gemma", "openai_privacy_filter"}
 """They do not generate token after token."""
 NOT_RUN = {"deepseek_ocr2": 2, "ernie4_5_moe": 1, "unlimited_ocr": 1}
 """Whole layers that these steps do not call as they must be called: of parts that see no text, or given positions in
-FP32, or another cache.
+FP32, or a cache with layers of their own.
 """
 NOISE = 1.15
 """Both errors are sums of roundings, of which no two implementations make the same."""
