@@ -73,27 +73,34 @@ def worker(kind: str, source: Path, folder: Path, new_tokens: int) -> Iterator[A
         process.wait()
 
 
-def memory_rate(packed: Path) -> Any:
-    """A function that measures how fast all cores read memory, in bytes per second."""
-    from zipmoe.bench.machine_rates import RateProbe
-    from zipmoe.store.packed_folder import PackedFolder
+def memory_rate() -> Any:
+    """A function that measures how fast all cores read memory, in bytes per second, within a third of a second."""
+    from zipmoe.profiling.memory_probes import MEMORY_BYTES, memory_probes
+    from zipmoe.profiling.rounds import run_rounds
+    from zipmoe.profiling.touched_memory import TouchedMemory
 
-    probe = RateProbe(PackedFolder.open(packed))
-    return lambda: probe.measure(PROMPT_TOKENS).memory_bytes_per_second
+    memory = TouchedMemory(MEMORY_BYTES)
+    probes = memory_probes(memory.take(MEMORY_BYTES), (len(os.sched_getaffinity(0)),))
+    reads = [probe for probe in probes if probe.step == "read"]
+
+    def measure() -> float:
+        samples = run_rounds(reads, 0.3).samples
+        return max(found.rate().median for found in samples if found is not None)
+
+    return measure
 
 
 def describe(turns: list[dict[str, Any]], names: list[str], split: float) -> str:
-    """Medians of the turns in which memory was slower, or faster, than ``split`` bytes per second."""
-    lines = []
-    for label, some in (
-        (f"memory below {split / 1e9:.0f} GB/s", [turn for turn in turns if turn["memory"] < split]),
-        (f"memory from {split / 1e9:.0f} GB/s on", [turn for turn in turns if turn["memory"] >= split]),
-    ):
+    """Medians of the turns in which memory was slower, or faster, than ``split`` bytes per second all the time."""
+    slow = [turn for turn in turns if max(turn["memory"]) < split]
+    fast = [turn for turn in turns if min(turn["memory"]) >= split]
+    lines = [f"{len(turns) - len(slow) - len(fast)} of {len(turns)} turns saw both"]
+    for label, some in ((f"below {split / 1e9:.0f} GB/s", slow), (f"from {split / 1e9:.0f} GB/s on", fast)):
         if not some:
-            lines.append(f"{label}: no turn")
+            lines.append(f"memory {label}: no turn")
             continue
-        rate = statistics.median(turn["memory"] for turn in some)
-        lines.append(f"{label}: {len(some)} turns, median {rate / 1e9:.1f} GB/s")
+        rate = statistics.median(rate for turn in some for rate in turn["memory"])
+        lines.append(f"memory {label}: {len(some)} turns, median {rate / 1e9:.1f} GB/s")
         plain = [turn["tpot"][PLAIN] for turn in some]
         lines.append(f"  {PLAIN:24} {statistics.median(plain):.4f} s per token")
         for name in names:
@@ -123,7 +130,7 @@ def main() -> None:
         return
     sources = options.source or [Path("src")]
     names = [str(source) for source in sources]
-    measure = memory_rate(options.packed)
+    measure = memory_rate()
     turns = []
     with ExitStack() as stack:
         ask = {
@@ -132,12 +139,13 @@ def main() -> None:
         }
         ask[PLAIN] = stack.enter_context(worker(PLAIN, sources[0], options.model, options.new_tokens))
         for number in range(options.rounds):
-            before = measure()
-            tpot = {name: statistics.median(each(number)) for name, each in ask.items()}
-            after = measure()
-            turns.append({"memory": (before + after) / 2, "memory_before": before, "memory_after": after, "tpot": tpot})
+            rates, tpot = [measure()], {}
+            for name, each in ask.items():
+                tpot[name] = statistics.median(each(number))
+                rates.append(measure())
+            turns.append({"memory": rates, "tpot": tpot})
             times = ", ".join(f"{name} {seconds:.4f} s" for name, seconds in tpot.items())
-            print(f"{before / 1e9:.1f} to {after / 1e9:.1f} GB/s: {times}", flush=True)
+            print(f"{', '.join(f'{rate / 1e9:.0f}' for rate in rates)} GB/s: {times}", flush=True)
     print(describe(turns, names, options.split * 1e9))
     if options.json is not None:
         commit = subprocess.run(

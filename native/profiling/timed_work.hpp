@@ -41,6 +41,10 @@ class TimedWork {
  private:
   template <typename Body>
   double timed(uint64_t units, const Body& body);
+  // Without the time that it takes to wake the workers, and each with a run of consecutive units: for work of
+  // microseconds.
+  template <typename Body>
+  double timed_together(uint64_t units, const Body& body);
 
   WorkerPool workers_;
 };
