@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 import transformers
+from result_document import this_machine
 from torch import nn
 
 TOPICS = (7, 11, 23)
 PROMPT_TOKENS = 64
+MEMORY = "12GB"
 RATE_BYTES = 1 << 30
 """Read for the rate of memory: so much that nothing of it is left in a cache when it is read again."""
 PLAIN = "transformers"
@@ -57,7 +59,7 @@ def load(kind: str, folder: str, new_tokens: int) -> tuple[Any, float]:
     from zipmoe.bench.active_bytes import always_active_bytes, mean_expert_bytes
     from zipmoe.store.packed_folder import PackedFolder
 
-    settings = zipmoe.ZipMoEConfig(memory="12GB", context_tokens=PROMPT_TOKENS + new_tokens)
+    settings = zipmoe.ZipMoEConfig(memory=MEMORY, context_tokens=PROMPT_TOKENS + new_tokens)
     packed = zipmoe.load(folder, quantization_config=settings)
     manifest = PackedFolder.open(folder).manifest
     experts = packed.config.num_experts_per_tok * len(manifest.expert_groups)
@@ -176,6 +178,8 @@ def main() -> None:
         return
     sources = options.source or [Path("src")]
     names = [str(source) for source in sources]
+    if len({*names}) < len(names):
+        parser.error("a source is named twice")
     measure = memory_rate()
     turns = []
     kinds = [*((name, source, options.packed) for name, source in zip(names, sources, strict=True))]
@@ -196,14 +200,22 @@ def main() -> None:
             each.close()
     print(describe(turns, names, active_bytes, options.split * 1e9))
     if options.json is not None:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-        options.json.write_text(
-            json.dumps(
-                {"commit": commit, "active_bytes": active_bytes, "split": options.split * 1e9, "turns": turns}, indent=1
-            )
-        )
+        report = {
+            "machine": this_machine(),
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            "memory": MEMORY,
+            "commits": {str(source): commit_of(source) for source in sources},
+            "active_bytes": active_bytes,
+            "split": options.split * 1e9,
+            "turns": turns,
+        }
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def commit_of(source: Path) -> str:
+    """That ``source`` is checked out at, and whether anything was changed since."""
+    command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

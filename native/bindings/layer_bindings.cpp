@@ -65,32 +65,22 @@ void init_norms(HeldNorms* self, HeldNorm before_attention, HeldNorm before_feed
   new (self) HeldNorms{std::move(before_attention), std::move(before_feed_forward)};
 }
 
-// A layer's part of a call, as it lies in memory.
-struct PreparedLayer {
-  LayerNorms norms;
-  const AttentionLayer* attention = nullptr;
-  RotaryPositions positions;
-  KeyValueCache cache;
-  // One of them; none: the first half of a layer only.
-  const DenseNetwork* network = nullptr;
-  const SparseBlock* block = nullptr;
-};
-
-PreparedLayer prepared(const HeldNorms& norms, const HeldAttention& attention, const Words2& x,
-                       const std::optional<Angles>& cosines, const std::optional<Angles>& sines, const Entries& keys,
-                       const Entries& values, uint64_t length) {
+LayerStep prepared(const HeldNorms& norms, const HeldAttention& attention, const Words2& x,
+                   const std::optional<Angles>& cosines, const std::optional<Angles>& sines, const Entries& keys,
+                   const Entries& values, uint64_t length) {
   const CacheEntries entries(attention.layer.shape, keys, values, length, x.shape(0));
   if (entries.sequences != x.shape(0)) throw std::invalid_argument("every sequence has one new token");
   return {.norms = norms.norms(x.shape(1)),
           .attention = &attention.layer,
           .positions = rotary_positions(cosines, sines, x.shape(0), 1),
-          .cache = entries.cache};
+          .cache = entries.cache,
+          .feed_forward = {}};
 }
 
 void attention_in_layer(const ProcessBoundEngine& engine, const HeldNorms& norms, const HeldAttention& attention,
                         Words2 x, const std::optional<Angles>& cosines, const std::optional<Angles>& sines,
                         Entries keys, Entries values, uint64_t length, OutWords2 sum, OutWords2 normed) {
-  const PreparedLayer layer = prepared(norms, attention, x, cosines, sines, keys, values, length);
+  const LayerStep layer = prepared(norms, attention, x, cosines, sines, keys, values, length);
   for (const OutWords2* out : {&sum, &normed}) {
     if (out->shape(0) != x.shape(0) || out->shape(1) != x.shape(1)) {
       throw std::invalid_argument("the outputs have the input's shape");
@@ -115,36 +105,22 @@ void layers_step(const ProcessBoundEngine& engine, const std::vector<LayerTuple>
   if (outs.shape(0) != layers.size() || outs.shape(1) != x.shape(0) || outs.shape(2) != x.shape(1)) {
     throw std::invalid_argument("every layer's output has the input's shape");
   }
-  std::vector<PreparedLayer> steps;
+  std::vector<LayerStep> steps;
   for (const LayerTuple& layer : layers) {
     if (layer.size() != 6) throw std::invalid_argument("a layer is six parts");
     steps.push_back(prepared(nb::cast<const HeldNorms&>(layer[0]), nb::cast<const HeldAttention&>(layer[1]), x, cosines,
                              sines, nb::cast<Entries>(layer[3], false), nb::cast<Entries>(layer[4], false),
                              nb::cast<uint64_t>(layer[5])));
     if (nb::isinstance<HeldBlock>(layer[2])) {
-      steps.back().block = &nb::cast<const HeldBlock&>(layer[2]).block;
+      steps.back().feed_forward = &nb::cast<const HeldBlock&>(layer[2]).block;
+    } else if (nb::isinstance<HeldNetwork>(layer[2])) {
+      steps.back().feed_forward = &nb::cast<const HeldNetwork&>(layer[2]).network;
     } else {
-      steps.back().network = &nb::cast<const HeldNetwork&>(layer[2]).network;
+      throw nb::type_error("a layer's second half is a DenseNetwork or a SparseBlock");
     }
   }
   nb::gil_scoped_release release;
-  Engine& native = engine.get();
-  ScratchPool::Lease sum(native.output_memory(), x.size());
-  ScratchPool::Lease normed(native.output_memory(), x.size());
-  BFloat16Rows rows = rows_of(x);
-  uint16_t* out = outs.data();
-  for (const PreparedLayer& step : steps) {
-    attend_in_layer(native, step.norms, *step.attention, rows, step.positions, step.cache, sum.values(),
-                    normed.values());
-    const BFloat16Rows between{{normed.values(), x.size()}, x.shape(0)};
-    if (step.block != nullptr) {
-      sparse_block_in_layer(native, *step.block, between, sum.values(), out, check_signals);
-    } else {
-      feed_forward_in_layer(native, *step.network, between, sum.values(), out);
-    }
-    rows = {{out, x.size()}, x.shape(0)};
-    out += x.size();
-  }
+  compute_layers(engine.get(), steps, rows_of(x), outs.data(), check_signals);
 }
 
 }  // namespace

@@ -173,6 +173,7 @@ void bind_steps(nb::module_& module) {
              "bias"_a.noconvert() = nb::none(), "out = x weights^T (+ bias) of BF16 patterns, on the calling thread.");
   module.def("rms_norm", &normalise, "x"_a.noconvert(), "weight"_a.noconvert(), "epsilon"_a, "out"_a.noconvert(),
              "out = x * weight / sqrt(mean(x^2) + epsilon) of BF16 patterns [rows, size], rounded once.");
+  module.attr("norm_values_for_threads") = kNormValuesForThreads;
   module.def("rms_norm_on_threads", &normalise_on_threads, "engine"_a, "x"_a.noconvert(), "weight"_a.noconvert(),
              "epsilon"_a, "out"_a.noconvert(), "The same on the engine's threads, for many rows.");
 }

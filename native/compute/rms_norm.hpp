@@ -22,6 +22,9 @@ struct RmsNorm {
 void rms_norm(const RmsNorm& norm, const uint16_t* x, uint64_t rows, uint64_t size, uint16_t* out,
               const simd::NormKernels& kernels);
 
+// From so many values on, several threads are faster: one needs some tens of microseconds for them.
+inline constexpr uint64_t kNormValuesForThreads = 1 << 17;
+
 // On several threads, each in the default floating-point environment.
 void rms_norm(const RmsNorm& norm, const uint16_t* x, uint64_t rows, uint64_t size, uint16_t* out,
               const simd::NormKernels& kernels, ComputeThreads& threads);

@@ -57,14 +57,15 @@ double TimedWork::timed(uint64_t units, const Body& body) {
 }
 
 template <typename Body>
-double TimedWork::timed_together(uint64_t units, const Body& body) {
+double TimedWork::timed_from_common_start(uint64_t units, const Body& body) {
   using Clock = std::chrono::steady_clock;
   const uint32_t threads = workers_.threads();
   std::atomic<uint32_t> waiting{threads};
   std::vector<Clock::time_point> begins(threads);
   std::vector<Clock::time_point> ends(threads);
   workers_.run(threads, [&](uint32_t slot) {
-    // Nobody gets a second task before all have begun their first one.
+    // Nobody gets a second task before all have begun their first one. They do not sleep meanwhile: then somebody would
+    // have to be woken again.
     for (--waiting; waiting.load() != 0;) std::this_thread::yield();
     begins[slot] = Clock::now();
     for (uint64_t unit = units * slot / threads; unit < units * (slot + 1) / threads; ++unit) body(unit);
@@ -101,7 +102,7 @@ double TimedWork::read_memory(std::span<const uint8_t> memory, uint64_t units) {
   const uint64_t bytes = memory_unit_bytes(memory.size());
   if (bytes == 0) throw std::invalid_argument("there is no memory to read");
   std::atomic<uint64_t> sink{0};  // keeps the compiler from leaving the reads out
-  return timed_together(units, [&](uint64_t unit) {
+  return timed_from_common_start(units, [&](uint64_t unit) {
     sink += sum_of_words(memory.subspan(unit % (memory.size() / bytes) * bytes, bytes));
   });
 }

@@ -41,10 +41,10 @@ class TimedWork {
  private:
   template <typename Body>
   double timed(uint64_t units, const Body& body);
-  // Without the time that it takes to wake the workers, and each with a run of consecutive units: for work of
-  // microseconds.
+  // From the moment at which all workers are awake to the end of the last one; each has a run of consecutive units. For
+  // work that takes about as long as waking a worker.
   template <typename Body>
-  double timed_together(uint64_t units, const Body& body);
+  double timed_from_common_start(uint64_t units, const Body& body);
 
   WorkerPool workers_;
 };

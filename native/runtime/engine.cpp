@@ -234,7 +234,9 @@ bool Engine::take_all() {
   require_open();
   if (!request_) throw std::logic_error("no request is open");
   if (!request_->take_all()) return false;
-  return handed_out_any_ = handed_out_all_ = true;
+  handed_out_any_ = true;
+  handed_out_all_ = true;
+  return true;
 }
 
 void Engine::end_request() {

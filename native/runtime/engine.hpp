@@ -77,7 +77,7 @@ struct SelectedRows {
   std::span<const uint64_t> numbers;
 };
 
-// The rows of one expert.
+// An expert, and which rows of the inputs are its own; any of them, as often as wanted.
 struct ExpertRows {
   RecordIndex record = 0;
   std::span<const uint64_t> numbers;
@@ -172,8 +172,10 @@ class Engine {
   // The same for some rows, which are gathered: out BF16 [x.numbers.size()][rows of down].
   void feed_forward(RecordIndex record, const ExpertNetwork& network, const SelectedRows& x, std::span<uint16_t> out);
   // The same for several experts that were handed out, each with rows of its own, and, if there is one, a dense network
-  // on all rows: in two steps that the threads share, where the activations are the same. out BF16, the rows of the
-  // first expert, then those of the second ...
+  // on all rows: in two steps that the threads share, first matrices, then down; a dense network with another
+  // activation first, alone. out BF16 [all experts' rows][rows of down], those of the first expert first; dense_out
+  // BF16 [x.rows][rows of its down]. Throws std::invalid_argument for other shapes, std::logic_error for experts that
+  // were not handed out.
   void feed_forward_jointly(std::span<const ExpertRows> experts, const ExpertNetwork& network, const BFloat16Rows& x,
                             std::span<uint16_t> out, const DenseNetwork* dense, std::span<uint16_t> dense_out);
   // The weighted sums of experts' outputs (ExpertTerms::combine).

@@ -21,7 +21,7 @@ class LayerRequest {
   // Releases the expert handed out before and returns the next one, or `waiting` when none became resident in time.
   // Throws RecordError when a record cannot be read; the request is over then.
   virtual RequestStep next(std::chrono::milliseconds timeout) = 0;
-  // Hands out everybody at once, until the request ends, if all are in memory and nobody was handed out.
+  // Hands out all experts at once, until the request ends, if all are in memory and none was handed out.
   virtual bool take_all() { return false; }
   // Begins reads as far as there is room; next() does so as well.
   virtual void begin_reads() {}

@@ -6,19 +6,18 @@
 #include <stdexcept>
 
 #include "compute/bfloat16.hpp"
+#include "compute/elementwise.hpp"
 #include "compute/gemv.hpp"
-#include "compute/row_addition.hpp"
 #include "simd/gemv_kernels.hpp"
 
 namespace zipmoe {
 namespace {
 
 constexpr std::chrono::milliseconds kWaitSlice{50};
-constexpr uint64_t kValuesForThreads = 1 << 17;  // of a norm; fewer are computed faster by the caller
 
 // As a norm that is a call of its own: few rows in the caller's floating-point environment.
 void normalise(Engine& engine, const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out) {
-  if (x.values.size() >= kValuesForThreads) return engine.normalise(norm, x, out);
+  if (x.values.size() >= kNormValuesForThreads) return engine.normalise(norm, x, out);
   rms_norm(norm, x.values.data(), x.rows, x.columns(), out, simd::norm_kernels(engine.instruction_set()));
 }
 
@@ -119,6 +118,24 @@ void compute_as_available(Engine& engine, const ExpertNetwork& network, std::spa
   }
 }
 
+// The experts' outputs, expert after expert, and those of the shared one, within one request.
+void compute_networks(Engine& engine, const SparseBlock& block, const RoutedExperts& experts,
+                      std::span<const uint64_t> tokens_of_rows, const BFloat16Rows& x, std::span<uint16_t> out,
+                      std::span<uint16_t> shared_out, const WaitingObserver& while_waiting) {
+  std::vector<ExpertRows> rows;
+  for (size_t i = 0, first = 0; i < experts.records.size(); first += experts.tokens[i++]) {
+    rows.push_back({experts.records[i], tokens_of_rows.subspan(first, experts.tokens[i])});
+  }
+  const DenseNetwork* const shared = block.shared ? &block.shared->network : nullptr;
+  const OpenRequest request(engine, experts);
+  if (engine.take_all()) {
+    engine.feed_forward_jointly(rows, block.network, x, out, shared, shared_out);
+    return;
+  }
+  if (shared != nullptr) engine.feed_forward_step(*shared, x, shared_out);
+  compute_as_available(engine, block.network, rows, x, out, while_waiting);
+}
+
 }  // namespace
 
 void attend_in_layer(Engine& engine, const LayerNorms& norms, const AttentionLayer& attention, const BFloat16Rows& x,
@@ -145,33 +162,38 @@ void sparse_block_in_layer(Engine& engine, const SparseBlock& block, const BFloa
   const RoutedExperts experts(routing.ids, block.experts);
   const ExpertTerms terms{routing.weights, experts.positions, block.formula.top_k};
   terms.check(normed.rows, columns, columns);
-  const std::vector<uint64_t> tokens_of_rows = terms.tokens_of_rows();
-  std::vector<ExpertRows> rows_of_experts;
-  for (size_t i = 0, first = 0; i < experts.records.size(); first += experts.tokens[i++]) {
-    rows_of_experts.push_back({experts.records[i], std::span(tokens_of_rows).subspan(first, experts.tokens[i])});
-  }
   ScratchPool::Lease outputs(engine.output_memory(), experts.positions.size() * columns);
-  const std::span<uint16_t> out_rows(outputs.values(), experts.positions.size() * columns);
   std::optional<ScratchPool::Lease> shared;
   std::span<uint16_t> shared_rows;
-  const DenseNetwork* network = nullptr;
-  if (block.shared) {
-    network = &block.shared->network;
-    shared_rows = {shared.emplace(engine.output_memory(), size).values(), size};
-  }
-  {
-    const OpenRequest request(engine, experts);
-    if (engine.take_all()) {
-      engine.feed_forward_jointly(rows_of_experts, block.network, normed, out_rows, network, shared_rows);
-    } else {
-      if (network != nullptr) engine.feed_forward_step(*network, normed, shared_rows);
-      compute_as_available(engine, block.network, rows_of_experts, normed, out_rows, while_waiting);
-    }
-  }
-  if (block.shared) apply_gate(engine, *block.shared, normed, shared_rows);
+  if (block.shared) shared_rows = {shared.emplace(engine.output_memory(), size).values(), size};
+  compute_networks(engine, block, experts, terms.tokens_of_rows(), normed,
+                   {outputs.values(), experts.positions.size() * columns}, shared_rows, while_waiting);
   engine.combine(terms, outputs.values(), columns, out);
-  if (block.shared) add({out, size}, shared_rows, out);
+  if (block.shared) {
+    apply_gate(engine, *block.shared, normed, shared_rows);
+    add({out, size}, shared_rows, out);
+  }
   add({sum, size}, {out, size}, out);
+}
+
+void compute_layers(Engine& engine, std::span<const LayerStep> layers, const BFloat16Rows& x, uint16_t* outs,
+                    const WaitingObserver& while_waiting) {
+  const uint64_t size = x.values.size();
+  ScratchPool::Lease sum(engine.output_memory(), size);
+  ScratchPool::Lease normed(engine.output_memory(), size);
+  BFloat16Rows rows = x;
+  for (const LayerStep& layer : layers) {
+    attend_in_layer(engine, layer.norms, *layer.attention, rows, layer.positions, layer.cache, sum.values(),
+                    normed.values());
+    const BFloat16Rows between{{normed.values(), size}, x.rows};
+    if (const auto* block = std::get_if<const SparseBlock*>(&layer.feed_forward)) {
+      sparse_block_in_layer(engine, **block, between, sum.values(), outs, while_waiting);
+    } else {
+      feed_forward_in_layer(engine, *std::get<const DenseNetwork*>(layer.feed_forward), between, sum.values(), outs);
+    }
+    rows = {{outs, size}, x.rows};
+    outs += size;
+  }
 }
 
 }  // namespace zipmoe

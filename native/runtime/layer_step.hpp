@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <variant>
 #include <vector>
 
 #include "compute/rms_norm.hpp"
@@ -48,9 +49,24 @@ void attend_in_layer(Engine& engine, const LayerNorms& norms, const AttentionLay
 void feed_forward_in_layer(Engine& engine, const DenseNetwork& network, const BFloat16Rows& normed, const uint16_t* sum,
                            uint16_t* out);
 
-// out = sum + (experts(normed) + shared(normed)), alike. One request, during whose first reads the shared expert is
-// computed. Throws what a request throws; std::invalid_argument for a block of another shape than the rows.
+// out = sum + (experts(normed) + shared(normed)), alike. One request: if all its experts are in memory (no pools), they
+// and the shared one are computed together; else the shared one during the first reads, then each as soon as it is
+// there. Throws what a request throws; std::invalid_argument for a block of another shape than the rows.
 void sparse_block_in_layer(Engine& engine, const SparseBlock& block, const BFloat16Rows& normed, const uint16_t* sum,
                            uint16_t* out, const WaitingObserver& while_waiting);
+
+// What a layer computes with; all of it must stay.
+struct LayerStep {
+  LayerNorms norms;
+  const AttentionLayer* attention = nullptr;
+  RotaryPositions positions;
+  KeyValueCache cache;
+  std::variant<const DenseNetwork*, const SparseBlock*> feed_forward;
+};
+
+// Layers one after the other: the first one's x, then what the one before has given. outs BF16 [layers][the shape of
+// x]. Throws as the parts.
+void compute_layers(Engine& engine, std::span<const LayerStep> layers, const BFloat16Rows& x, uint16_t* outs,
+                    const WaitingObserver& while_waiting);
 
 }  // namespace zipmoe

@@ -196,6 +196,7 @@ struct JointStep {
   }
 
   static constexpr uint64_t kRows = 5;
+  static constexpr uint64_t kExpertRows = 9;  // of all experts: as many as there are numbers
   Records records = {6, 1, 3};
   std::vector<std::vector<uint64_t>> numbers = {{4, 0, 4}, {2}, {0, 1, 2, 3, 4}};
   ExpertNetwork network;
@@ -203,10 +204,10 @@ struct JointStep {
   bool with_dense = true;
   uint64_t rows = kRows;
   uint64_t values = kRows * kHidden;
-  uint64_t outputs = 9 * kHidden;
+  uint64_t outputs = kExpertRows * kHidden;
   uint64_t dense_outputs = kRows * kHidden;
   Words x = gaussian(kRows * kHidden, 41);
-  Words out = Words(9 * kHidden + 9);
+  Words out = Words(kExpertRows * (kHidden + 1));
   Words dense_out = Words(kRows * kHidden + kRows);
 };
 
@@ -274,8 +275,8 @@ void test_joint_networks_of_another_shape_are_refused() {
       [](JointStep& step) { step.values -= step.rows; },
       [](JointStep& step) { step.outputs -= 1; },
       [](JointStep& step) { step.outputs += 1; },
-      [](JointStep& step) { step.outputs -= 9; },
-      [](JointStep& step) { step.outputs += 9; },
+      [](JointStep& step) { step.outputs -= kExpertRows; },
+      [](JointStep& step) { step.outputs += kExpertRows; },
       [](JointStep& step) { step.outputs = 0; },
       [](JointStep& step) { step.dense_outputs -= 1; },
       [](JointStep& step) { step.dense_outputs += step.rows; },

@@ -93,7 +93,6 @@ void test_rows_of_the_same_experts() {
     const Words expected = sparse_block_by_parts(engine, block, rows.normed, rows.count, rows.sum);
     for (int round = 0; round < 2; ++round) CHECK(rows.sparse(engine, block) == expected);
     CHECK(engine.counters().misses == top_k && engine.counters().hits == 2 * top_k);
-    CHECK(rows.normed.size() == expected.size());
   }
 }
 
@@ -342,6 +341,7 @@ void test_attention_in_a_layer_refuses_what_the_step_refuses() {
     const Words keys = step.keys;
     EXPECT_ERROR(std::invalid_argument, attend_in_layer(engine, step.norms, step.layer, {step.x, step.count},
                                                         step.positions(), cache, step.sum.data(), step.normed.data()));
+    CHECK(step.keys == keys);
   }
 }
 

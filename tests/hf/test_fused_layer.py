@@ -4,6 +4,8 @@ the layers' parts, whatever happens between two layers.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +20,7 @@ from transformers import DynamicCache
 from zipmoe.codecs.codec_settings import CodecSettings
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.fused_layer import FusedLayer
+from zipmoe.hf.fused_linear import FusedLinear
 from zipmoe.store.pack import pack
 
 FAMILIES = ("qwen2_moe", "mixtral", "qwen3_moe")
@@ -102,7 +105,7 @@ def test_the_shared_expert_has_its_gate(folders):
     with opened(folders["qwen2_moe"]) as model:
         cache = started(model, 1)
         gate = model.model.layers[0].mlp.shared_expert_gate
-        assert type(gate).__mro__[1].__name__ == "FusedLinear"
+        assert isinstance(gate, FusedLinear)
         first = step(model, cache)
         cache.crop(-1)
         with torch.no_grad():
@@ -132,7 +135,7 @@ def test_requests_are_counted_alike(folders, family):
 
 
 def test_what_is_changed_is_used(folders, calls):
-    """Weights in place, new parameters, epsilons, another expert order."""
+    """Weights in place, new parameters, epsilons, fewer experts."""
 
     def epsilon(model: Any) -> None:
         model.model.layers[1].post_attention_layernorm.variance_epsilon = 0.5
@@ -222,23 +225,13 @@ def test_hooks_of_a_layer_are_called_with_its_own(folders, calls):
         remove([*hooks, hook])
 
 
-def patched(model: Any, change: Any) -> Any:
-    """The base model, in whose loop something happens between two layers."""
-    original = model.model.layers[1].forward
-
-    def forward(hidden: torch.Tensor, **options: Any) -> Any:
-        hidden, options = change(hidden, options)
-        return original(hidden, **options)
-
-    return forward
-
-
 CHANGES = {
     "another input": lambda hidden, options: (hidden + 1, options),
     "the input changed in place": lambda hidden, options: (hidden.mul_(2), options),
     "a bit of it": lambda hidden, options: (_with_one_bit(hidden), options),
     "other positions": lambda hidden, options: (hidden, options | {"position_embeddings": _turned(options)}),
     "another option": lambda hidden, options: (hidden, options | {"output_attentions": True}),
+    "an option instead of another": lambda hidden, options: (hidden, _renamed(options)),
 }
 
 
@@ -248,22 +241,26 @@ def _with_one_bit(hidden: torch.Tensor) -> torch.Tensor:
     return changed
 
 
+def _renamed(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "attention_mask"} | {"output_attentions": None}
+
+
 def _turned(options: dict[str, Any]) -> Any:
     cosines, sines = options["position_embeddings"]
     return sines.clone(), cosines.clone()
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_guess_that_does_not_come_true_is_computed_anew(folders, monkeypatch, name):
+def test_a_guess_that_does_not_come_true_is_computed_anew(folders, calls, monkeypatch, name):
     """Changed where the second layer is called, which its class does not see: the layers before run ahead."""
     with opened(folders["qwen2_moe"]) as model:
         outputs = []
         for whole in (True, False):
             cache = started(model, 1)
-            layer = model.model.layers[1]
-            kind = type(layer)
+            kind = type(model.model.layers[1])
+            counted = calls.layers
 
-            def call(self: Any, hidden: torch.Tensor, *args: Any, kind: Any = kind, **options: Any) -> Any:
+            def call(self: Any, hidden: torch.Tensor, *args: Any, **options: Any) -> Any:
                 if self is model.model.layers[1]:
                     hidden, options = CHANGES[name](hidden, options)
                 return nn.Module.__call__(self, hidden, *args, **options)
@@ -273,6 +270,8 @@ def test_a_guess_that_does_not_come_true_is_computed_anew(folders, monkeypatch, 
                 hooks = [] if whole else in_parts(model)
                 outputs.append([step(model, cache, token) for token in (21, 4, 9)])
                 remove(hooks)
+            natively = 2 if name == "another option" else LAYERS  # which attention does not take
+            assert calls.layers - counted == (3 * natively + (name != "another option") if whole else 0)
             outputs[-1] += entries(cache)
         for found, expected in zip(*outputs, strict=True):
             assert torch.equal(found, expected)
@@ -293,6 +292,67 @@ def test_a_wrong_guess_is_not_made_again_at_once(folders, calls, monkeypatch):
         assert calls.layers == counted + LAYERS + 1  # the second layer twice
         step(model, cache)
         assert calls.layers == counted + 2 * LAYERS + 1
+
+
+def test_guesses_are_made_again_after_a_while(folders, calls, monkeypatch):
+    with opened(folders["mixtral"]) as model:
+        cache = started(model, 1)
+        layers = model.model.layers
+        kind, added = type(layers[1]), [1]
+
+        def call(self: Any, hidden: torch.Tensor, *args: Any, **options: Any) -> Any:
+            return nn.Module.__call__(self, hidden + added[0] if self is layers[1] else hidden, *args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "__call__", call)
+            step(model, cache)
+        counted = calls.layer_calls
+        for number in range(1, 34):
+            cache.crop(5)
+            step(model, cache)
+            assert calls.layer_calls == counted + (LAYERS * number if number <= 32 else LAYERS * 32 + 1)
+
+
+def test_nothing_is_kept_alive_by_a_guess(folders):
+    with opened(folders["mixtral"]) as model:
+        cache = started(model, 1)
+        model.config.num_hidden_layers = 1
+        step(model, cache)
+        gone = weakref.ref(cache), weakref.ref(cache.layers[1].keys)
+        del cache
+        gc.collect()
+        assert [each() for each in gone] == [None, None]
+
+
+def test_a_class_that_is_given_another_forward_before_a_weight_is_replaced(folders, monkeypatch):
+    """Made anew, the native layer still stands for the code that it was compared with."""
+    with opened(folders["mixtral"]) as model:
+        cache = started(model, 1)
+        step(model, cache)
+        norm = model.model.layers[1].input_layernorm
+        holder, seen = norm._zipmoe_own[0], []
+        original = holder.forward
+
+        def noted(self: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append(self)
+            return original(self, x)
+
+        monkeypatch.setattr(holder, "forward", noted)
+        norm.weight = nn.Parameter(norm.weight.detach() * 2, requires_grad=False)
+        step(model, cache)
+        assert any(each is norm for each in seen)
+
+
+def test_a_step_in_float32_between_others(folders, calls):
+    with opened(folders["mixtral"]) as model:
+        model.float()
+        started(model, 1)
+        model.to(torch.bfloat16)
+        cache = started(model, 1)
+        step(model, cache)
+        counted = calls.layers
+        step(model, cache)
+        assert calls.layers == counted + LAYERS
 
 
 def test_layers_that_are_not_called_leave_no_trace(folders, calls):
@@ -350,7 +410,7 @@ def test_gradients_and_training_are_the_familys(folders, calls):
         layer.training = False
         assert calls.layers == counted
         layer(hidden, **options)
-        assert calls.layers > counted
+        assert calls.layers == counted + LAYERS
 
 
 def test_the_mode_line_counts_whole_layers(folders, packed_model):

@@ -18,7 +18,7 @@ from zipmoe.engine.kv_cache import kv_cache_bytes_per_token, recurrent_state_byt
 from zipmoe.engine.memory_usage import return_free_memory
 from zipmoe.engine.workspace import attention_bytes
 from zipmoe.errors import BudgetExceededError
-from zipmoe.hf.cache_room import has_room
+from zipmoe.hf.cache_room import CacheRoom, has_room
 from zipmoe.hf.call_shape import call_shape
 from zipmoe.hf.room_reservation import MissingRoom, RoomReservation, spare_bytes
 
@@ -40,7 +40,7 @@ class _BudgetWatch:
         self._token_bytes = kv_cache_bytes_per_token(config)
         self._state_bytes = recurrent_state_bytes(config)
         self._workspaces: dict[tuple[Any, ...], int] = {}
-        self._rooms_before: list[Any] = []
+        self._rooms_before: list[CacheRoom | None] = []
         self._initial = {name: engine.budget.reserved(name) for name in (KV_CACHE, WORKSPACE)}
 
     def before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,21 @@ from zipmoe.hf.last_positions import LastPositions
 from zipmoe.hf.layer_structure import BlockParts, block_parts
 from zipmoe.hf.native_ingredients import NativeIngredients
 from zipmoe.hf.quiet_modules import HOOKS
+from zipmoe.hf.readable_rows import readable_weight
 
 _NEEDLESS_HOOKS = (EarlyRouting, LastPositions)
 """Whose hooks on a block do what a layer in one call does anyway, or nothing in steps of one token."""
 
 _Formula = tuple[_native.RouterFormula, torch.dtype]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A block of the known shape, and what it was when that was found out."""
+
+    parts: BlockParts
+    forward: Callable[..., Any]
+    ingredients: NativeIngredients
 
 
 class FusedBlock:
@@ -36,33 +48,26 @@ class FusedBlock:
 
     def __init__(self, block: Any) -> None:
         self.module = block
-        self._make()
-
-    def _make(self) -> None:
-        block = self.module
-        self._forward = type(block).forward
-        self._parts = block_parts(block)
+        self._known = _known(block)
         self._native: _native.SparseBlock | None = None
         self._made_of: tuple[_Formula | None, _native.DenseNetwork | None] = (None, None)
-        if self._parts is not None:
-            parts = self._parts
-            children = [parts.router, parts.experts, *(name for name in (parts.shared, parts.gate) if name)]
-            self._ingredients = NativeIngredients(block, (), children)
+        """The router's formula and the shared expert's network in it."""
 
     @property
     def is_known(self) -> bool:
         """Whether it has the known shape, and experts that the native core computes."""
-        return self._parts is not None and network_of(self.module._modules[self._parts.experts]) is not None
+        known = self._known
+        return known is not None and network_of(self.module._modules[known.parts.experts]) is not None
 
     def native(self, rows: int) -> _native.SparseBlock | None:
         """The block for so many rows, if they can be computed so now: nothing that is left out would be noticed."""
-        if self._parts is not None and (
-            type(self.module).forward is not self._forward or not self._ingredients.unchanged()
-        ):
-            self._make()
-        parts = self._parts
-        if parts is None or not self._is_quiet(parts):
+        known = self._known
+        if known is not None and (type(self.module).forward is not known.forward or not known.ingredients.unchanged()):
+            known, self._native = _known(self.module), None
+            self._known = known
+        if known is None or not _is_quiet(self.module, known):
             return None
+        parts = known.parts
         modules = self.module._modules
         experts: Any = modules[parts.experts]
         source: ExpertSource = experts._zipmoe_source
@@ -85,15 +90,24 @@ class FusedBlock:
             self._native = _native_block(modules, parts, *made_of)
         return self._native
 
-    def _is_quiet(self, parts: BlockParts) -> bool:
-        block = self.module
-        held = vars(block)
-        return (
-            not block.training
-            and "forward" not in held
-            and not any(held[name] and not all(map(_is_needless, held[name].values())) for name in HOOKS)
-            and self._ingredients.are_quiet()
-        )
+
+def _known(block: Any) -> _Known | None:
+    parts = block_parts(block)
+    if parts is None:
+        return None
+    children = [parts.router, parts.experts, *(name for name in (parts.shared, parts.gate) if name is not None)]
+    return _Known(parts, type(block).forward, NativeIngredients(block, (), children))
+
+
+def _is_quiet(block: Any, known: _Known) -> bool:
+    """Whether leaving out the calls of the block and its children is not noticed by anybody."""
+    held = vars(block)
+    return (
+        not block.training
+        and "forward" not in held
+        and not any(held[name] and not all(map(_is_needless, held[name].values())) for name in HOOKS)
+        and known.ingredients.are_quiet()
+    )
 
 
 def _is_needless(hook: Any) -> bool:
@@ -101,7 +115,7 @@ def _is_needless(hook: Any) -> bool:
 
 
 def _native_block(
-    modules: dict[str, Any], parts: BlockParts, formula: _Formula | None, network: _native.DenseNetwork | None
+    modules: dict[str, Any], parts: BlockParts, formula: _Formula | None, shared_network: _native.DenseNetwork | None
 ) -> _native.SparseBlock | None:
     """None if the experts, the router or the gate are not what the native core computes."""
     router, experts = modules[parts.router], modules[parts.experts]
@@ -116,15 +130,15 @@ def _native_block(
     ):
         return None
     shared = None
-    if network is not None:
+    if shared_network is not None:
         gate: Any = None if parts.gate is None else modules[parts.gate]
         if gate is None:
-            shared = _native.SharedExpert(network)
-        elif gate.bias is not None or gate.weight.shape[0] != 1 or gate.weight.dtype is not torch.bfloat16:
+            shared = _native.SharedExpert(shared_network)
+        elif gate.bias is not None or gate.weight.shape[0] != 1 or not readable_weight(gate.weight.detach(), 2):
             return None
         else:
-            words = bfloat16_words(gate.weight.detach().contiguous().view(-1))
-            shared = _native.SharedExpert(network, words, _sigmoids())
+            words = bfloat16_words(gate.weight.detach().view(-1))
+            shared = _native.SharedExpert(shared_network, words, _sigmoids())
     return _native.SparseBlock(
         formula[0],
         bfloat16_words(router.weight.detach()),

@@ -13,8 +13,6 @@ from zipmoe.hf.expert_network import native_network
 from zipmoe.hf.expert_parameter import ExpertSource
 from zipmoe.hf.routing import Routing
 
-_UNKNOWN = object()
-
 
 class FusedExperts:
     """The experts of one module, computed by the native core."""
@@ -90,8 +88,8 @@ def fused_experts(module: Any, hidden_states: torch.Tensor) -> FusedExperts | No
 
 def network_of(module: Any) -> _native.ExpertNetwork | None:
     """The network of packed experts, as it was when it was asked for first; None if the native core has none."""
-    network: Any = vars(module).get("_zipmoe_network", _UNKNOWN)
-    if network is _UNKNOWN:
+    if "_zipmoe_network" not in vars(module):
         found = native_network(module, module._zipmoe_source.group.parameters)
-        network = module._zipmoe_network = None if isinstance(found, str) else found
-    return None if network is None else network
+        module._zipmoe_network = None if isinstance(found, str) else found
+    network: _native.ExpertNetwork | None = module._zipmoe_network
+    return network

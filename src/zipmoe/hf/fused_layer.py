@@ -31,8 +31,6 @@ from zipmoe.hf.readable_rows import readable_weight
 class _DenseNetwork:
     """A layer's feed-forward network of dense matrices."""
 
-    is_known = True
-
     def __init__(self, layer: Any, name: str) -> None:
         self._module = layer._modules[name]
         self._ingredients = NativeIngredients(layer, (), (name,))
@@ -63,7 +61,13 @@ class FusedLayer(FusedModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the family's layer."""
         hidden: Any = args[0] if len(args) == 1 else None
-        if not isinstance(hidden, torch.Tensor) or hidden.dim() != 3 or hidden.shape[1] != 1 or not self._is_ready():
+        if (
+            not isinstance(hidden, torch.Tensor)
+            or hidden.dtype is not torch.bfloat16
+            or hidden.dim() != 3
+            or hidden.shape[1] != 1
+            or not self.zipmoe_is_ready()
+        ):
             return super().forward(*args, **kwargs)
         known = self._zipmoe_stack.take(self, hidden, kwargs)
         if known is not None:
@@ -87,7 +91,8 @@ class FusedLayer(FusedModule):
         fed: torch.Tensor = self._modules[self._zipmoe_parts.feed_forward](normed)  # type: ignore[misc]
         return summed + fed
 
-    def _is_ready(self) -> bool:
+    def zipmoe_is_ready(self) -> bool:
+        """Whether the layer may be computed natively, whatever it is given."""
         return (
             self._zipmoe_native is not None
             and not self.training
@@ -97,10 +102,10 @@ class FusedLayer(FusedModule):
         )
 
     def zipmoe_prepared(self, hidden: torch.Tensor, options: dict[str, Any]) -> PreparedLayer | None:
-        """What the layer computes with, if it is called with ``hidden`` (sequences, 1, width) and these keyword
-        arguments; None if the native core does not compute it so.
+        """What the layer, which is ready, computes with if it is called with ``hidden``, BF16 (sequences, 1, width),
+        and these keyword arguments; None if the native core does not compute it so.
         """
-        native: _Native | None = up_to_date(self, _native_layer) if self._is_ready() else None
+        native: _Native | None = up_to_date(self, _native_layer)
         if native is None:
             return None
         attention: Any = self._modules[self._zipmoe_parts.attention]

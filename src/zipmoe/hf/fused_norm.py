@@ -14,8 +14,6 @@ from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.readable_rows import readable_rows, readable_weight
 
 _EPSILON_NAMES = ("variance_epsilon", "eps", "epsilon")
-_VALUES_FOR_THREADS = 1 << 17
-"""From so many values on, several threads are faster: one needs some tens of microseconds for them."""
 _ONE_STEP = 2.0**-7
 """Between neighbouring BF16 values, relative to the smaller one."""
 
@@ -40,7 +38,7 @@ class FusedNorm(FusedModule):
             output: torch.Tensor = super().forward(*args, **kwargs)
             return output
         shape = (-1, len(weight))
-        if self._zipmoe_compute is not None and x.numel() >= _VALUES_FOR_THREADS:
+        if self._zipmoe_compute is not None and x.numel() >= _native.norm_values_for_threads:
             rows = self._zipmoe_compute.norm(x.detach().view(shape), weight.detach(), epsilon)
             return rows.view(x.shape)
         out = torch.empty_like(x)

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from zipmoe import _native
+from zipmoe.hf.fused_module import FusedModule
+from zipmoe.hf.module_parts import family_forward_holder
 from zipmoe.hf.packed_experts import PackedExperts
 from zipmoe.hf.packed_module import PackedModule
 from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
@@ -45,11 +47,11 @@ class NativeIngredients:
         self._held = tuple(held)
         # Calls of the children are left out: nothing may run there but their class's forward.
         hooks = [(vars(part), name, vars(part)[name]) for part in parts.values() for name in HOOKS]
-        own = (_family_class(part) for part in parts.values() if not isinstance(part, PackedModule | PackedExperts))
+        own = (_own_forward(part) for part in parts.values() if not isinstance(part, PackedModule | PackedExperts))
         self._calls = (
             *hooks,
             *((vars(part), "forward", None) for part in parts.values()),
-            *((kind, "forward", vars(kind)["forward"]) for kind in own),
+            *((kind, "forward", function) for kind, function in own),
         )
         self._hooks = (*(found for _, _, found in hooks), *hooks_of_all_modules())
 
@@ -65,11 +67,14 @@ class NativeIngredients:
         return _native.all_empty(self._hooks) and _native.holds(self._calls)
 
 
-def _family_class(module: nn.Module) -> type:
-    """Whose ``forward`` a call of ``module`` stands for."""
-    return next(
-        kind for kind in type(module).__mro__ if "forward" in vars(kind) and not kind.__module__.startswith("zipmoe.")
-    )
+def _own_forward(module: nn.Module) -> tuple[type, Any]:
+    """The class whose ``forward`` a call of ``module`` stands for, and that function: as it was when the native core
+    took its place, where it has.
+    """
+    if isinstance(module, FusedModule):
+        return module._zipmoe_own
+    holder = family_forward_holder(module)
+    return holder, vars(holder)["forward"]
 
 
 def up_to_date(module: Any, make: Callable[[Any], Any]) -> Any:

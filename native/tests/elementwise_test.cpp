@@ -1,5 +1,5 @@
 // Sums and products of BF16 values against exact ones, rounded by looking for the nearest pattern.
-#include "compute/row_addition.hpp"
+#include "compute/elementwise.hpp"
 
 #include <cmath>
 #include <random>
@@ -165,6 +165,6 @@ int main() {
   zipmoe::test_any_products_are_the_nearest_values();
   zipmoe::test_the_output_may_be_one_of_the_inputs();
   zipmoe::test_rows_of_different_lengths_are_refused();
-  std::puts("row_addition_test: ok");
+  std::puts("elementwise_test: ok");
   return 0;
 }

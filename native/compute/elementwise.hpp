@@ -5,7 +5,8 @@
 
 namespace zipmoe {
 
-// out = a + b, value by value; `out` may be one of them.
+// out = a + b, value by value, as many as there are in `a`; `out` may be one of them. Throws std::invalid_argument for
+// different sizes.
 void add(std::span<const uint16_t> a, std::span<const uint16_t> b, uint16_t* out);
 
 // values = factor * values.

@@ -1,4 +1,4 @@
-#include "compute/row_addition.hpp"
+#include "compute/elementwise.hpp"
 
 #include <stdexcept>
 
@@ -8,6 +8,7 @@ namespace zipmoe {
 
 void add(std::span<const uint16_t> a, std::span<const uint16_t> b, uint16_t* out) {
   if (a.size() != b.size()) throw std::invalid_argument("rows that are added have the same shape");
+  // Also where `out` is `a` or `b`, no value is read after its place was written.
 #pragma GCC ivdep
   for (size_t i = 0; i < a.size(); ++i) {
     out[i] = float_to_bfloat16(bfloat16_to_float(a[i]) + bfloat16_to_float(b[i]));
