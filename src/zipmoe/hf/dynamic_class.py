@@ -15,8 +15,8 @@ def dynamic_class(name: str, bases: tuple[Any, ...], original: Any) -> Any:
     key = (name, bases)
     if key not in _MADE:
         made = _MADE[key] = type(name, bases, {"__module__": original.__module__, "__doc__": original.__doc__})
-        # Transformers wraps the forward of every class of layers. The original's is wrapped already; a second wrapper, in
-        # this class, would be taken for the family's own code.
+        # Transformers wraps the forward of every class of layers. The original's is wrapped already; a second wrapper,
+        # here, would be taken for the family's own code.
         if "forward" in vars(made):
             del made.forward  # type: ignore[attr-defined]
     return _MADE[key]
