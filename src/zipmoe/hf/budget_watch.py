@@ -76,7 +76,9 @@ class _BudgetWatch:
         """Whether a token is written to rooms that were there in the pass before, too: their memory is what was
         reserved for that.
         """
-        rooms = [layer._zipmoe_room if has_room(layer) else None for layer in layers] if length == 1 else [None]
+        rooms: list[CacheRoom | None] = []
+        if length == 1:
+            rooms = [layer._zipmoe_room if has_room(layer) else None for layer in layers]
         known = bool(rooms) and None not in rooms and rooms == self._rooms_before
         self._rooms_before = rooms
         return known
