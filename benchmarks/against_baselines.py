@@ -21,7 +21,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ class Rows:
 
 def latency_verdicts(rows: Rows) -> list[Verdict]:
     """Single prompts of 64 tokens at all levels."""
-    llama, accelerate, plain = Contender.LLAMA_CPP, Contender.ACCELERATE, Contender.TRANSFORMERS
+    llama, accelerate = Contender.LLAMA_CPP, Contender.ACCELERATE
     found = [
         at_least(f"{level}: tokens faster than llama.cpp's", rows.over(llama, level, "tpot_seconds"), wanted)
         for level, wanted in (("25%", 6), ("50%", 5), ("75%", 4))
