@@ -185,6 +185,8 @@ void test_an_empty_request_is_taken() {
 }
 
 // Several experts and a dense network at once.
+constexpr uint64_t kExpertRows = 9;  // of all experts of a step
+
 struct JointStep {
   explicit JointStep(const SmallLayer& layer) : network(layer.block(Shared::none).network), dense(layer.network()) {}
 
@@ -196,7 +198,6 @@ struct JointStep {
   }
 
   static constexpr uint64_t kRows = 5;
-  static constexpr uint64_t kExpertRows = 9;  // of all experts: as many as there are numbers
   Records records = {6, 1, 3};
   std::vector<std::vector<uint64_t>> numbers = {{4, 0, 4}, {2}, {0, 1, 2, 3, 4}};
   ExpertNetwork network;
