@@ -338,10 +338,8 @@ void test_attention_in_a_layer_refuses_what_the_step_refuses() {
     Attending step(3);
     KeyValueCache cache = step.cache();
     change(step, cache);
-    const Words keys = step.keys;
     EXPECT_ERROR(std::invalid_argument, attend_in_layer(engine, step.norms, step.layer, {step.x, step.count},
                                                         step.positions(), cache, step.sum.data(), step.normed.data()));
-    CHECK(step.keys == keys);
   }
 }
 
