@@ -20,6 +20,7 @@ from zipmoe.hf.last_positions import LastPositions
 from zipmoe.hf.layer_structure import BlockParts, block_parts
 from zipmoe.hf.native_ingredients import NativeIngredients
 from zipmoe.hf.quiet_modules import HOOKS
+from zipmoe.hf.readable_rows import readable_weight
 
 _NEEDLESS_HOOKS = (EarlyRouting, LastPositions)
 """Whose hooks on a block do what a layer in one call does anyway, or nothing in steps of one token."""
@@ -69,6 +70,7 @@ class FusedBlock:
         engine = source.slot.engine
         if (
             engine.fused is None
+            or source.dtype is not torch.bfloat16
             or not engine.fused.takes(rows)
             or engine.request_observer is not None
             or combine_order(experts_implementation(experts.config)) is not CombineOrder.GROUPED_MM
@@ -111,7 +113,6 @@ def _native_block(
         expert_network is None
         or formula is None
         or experts.has_post_expert_norm
-        or source.dtype is not torch.bfloat16
         or router.weight.shape[0] != len(source.group.records)
     ):
         return None
@@ -120,11 +121,11 @@ def _native_block(
         gate: Any = None if parts.gate is None else modules[parts.gate]
         if gate is None:
             shared = _native.SharedExpert(network)
-        elif gate.bias is not None or gate.weight.shape[0] != 1 or gate.weight.dtype is not torch.bfloat16:
-            return None
         else:
-            words = bfloat16_words(gate.weight.detach().contiguous().view(-1))
-            shared = _native.SharedExpert(network, words, _sigmoids())
+            weight = gate._parameters.get("weight")
+            if not readable_weight(weight, 2) or weight.shape[0] != 1 or gate.bias is not None:
+                return None
+            shared = _native.SharedExpert(network, bfloat16_words(weight.detach().view(-1)), _sigmoids())
     return _native.SparseBlock(
         formula[0],
         bfloat16_words(router.weight.detach()),

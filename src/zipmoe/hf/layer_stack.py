@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import torch
 
 from zipmoe import _native
 from zipmoe.engine.fused_compute import LayerStep
+from zipmoe.errors import ZipMoEError
 from zipmoe.hf.cache_room import CacheRoom
 from zipmoe.hf.compiled_calls import is_compiled
 from zipmoe.hf.fused_attention import AttentionCall
@@ -41,7 +43,7 @@ class PreparedLayer:
         feed_forward: the second half; None for one that is called as ever.
     """
 
-    __slots__ = ("_keys", "call", "feed_forward", "layer", "norms", "room")
+    __slots__ = ("_keys", "_values", "call", "feed_forward", "layer", "norms", "room")
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class PreparedLayer:
         self.feed_forward = feed_forward
         self.room = CacheRoom.behind(call.cache_layer)
         self._keys = call.cache_layer.keys
+        self._values = call.cache_layer.values
 
     @property
     def tokens(self) -> int:
@@ -64,11 +67,16 @@ class PreparedLayer:
 
     def is_as_prepared(self) -> bool:
         """Whether the cache still holds the same."""
-        return self.call.cache_layer.keys is self._keys
+        held = self.call.cache_layer
+        return held.keys is self._keys and held.values is self._values
 
     def grow_cache(self) -> None:
         """Let the cache hold the new token."""
         self.room.give(self.call.cache_layer, self.tokens + 1)
+
+    def leave_no_trace(self) -> None:
+        """The cache will not hold the new token: a room that was made for it ends."""
+        self.room.leave(self.call.cache_layer)
 
 
 @dataclass(slots=True)
@@ -81,14 +89,19 @@ class _Ahead:
     taken: int = 1
     """So many layers' results have been asked for."""
 
+    def leave_no_trace(self) -> None:
+        """Nobody will ask for the others."""
+        for step in self.steps[self.taken :]:
+            step.leave_no_trace()
+
     def is_next(self, layer: Any, hidden: torch.Tensor, options: dict[str, Any]) -> bool:
         """Whether the next result is that of this call."""
         step = self.steps[self.taken]
         given = self.outs[self.taken - 1]
         return (
             step.layer is layer
-            and len(options) == len(self.options)
-            and all(options.get(name) is value for name, value in self.options.items())
+            and options.keys() == self.options.keys()
+            and all(options[name] is value for name, value in self.options.items())
             and step.is_as_prepared()
             and hidden.shape == given.shape
             and hidden.dtype is given.dtype
@@ -99,6 +112,8 @@ class _Ahead:
 
 class _OfThread(threading.local):
     ahead: _Ahead | None = None
+    calls = 0
+    """Of the model around the layers, that are at hand."""
 
 
 class LayerStack:
@@ -122,15 +137,29 @@ class LayerStack:
             return None
         of_thread.ahead = None
         if not ahead.is_next(layer, hidden, options):
+            ahead.leave_no_trace()
             self._limits[self._position(ahead.steps[0].layer)] = (ahead.taken, _TRIAL_STEPS)
             return None
         ahead.steps[ahead.taken].grow_cache()
         output = ahead.outs[ahead.taken]
         ahead.taken += 1
         if ahead.taken == len(ahead.steps):
-            return output
+            return output.clone()
         of_thread.ahead = ahead
         return output.clone()
+
+    def begin(self) -> None:
+        """A call of the model begins, whose own code goes from layer to layer."""
+        self._of_thread.calls += 1
+
+    def end(self) -> None:
+        """That call has ended: what it has not asked for, nobody will."""
+        of_thread = self._of_thread
+        of_thread.calls -= 1
+        ahead, of_thread.ahead = of_thread.ahead, None
+        if ahead is not None:
+            ahead.leave_no_trace()
+            self._limits[self._position(ahead.steps[0].layer)] = (ahead.taken, _TRIAL_STEPS)
 
     def run(self, first: PreparedLayer, options: dict[str, Any]) -> torch.Tensor:
         """The output of a layer that is called with these keyword arguments, and, to be taken later, of those after it.
@@ -139,9 +168,16 @@ class LayerStack:
             first: with a second half.
             options: of the call.
         """
-        call = first.call
         steps = [first, *self._prepared_after(first, options)]
-        outs = call.native.compute.layers([_layer_step(step) for step in steps], *_inputs(call))
+        try:
+            outs = _computed(steps)
+        except ZipMoEError:  # of a layer that may never be called, and else when it is
+            if len(steps) == 1:
+                raise
+            for step in steps[1:]:
+                step.leave_no_trace()
+            steps = [first]
+            outs = _computed(steps)
         first.grow_cache()
         if len(steps) == 1:
             return outs[0]
@@ -151,13 +187,14 @@ class LayerStack:
     def _prepared_after(self, first: PreparedLayer, options: dict[str, Any]) -> list[PreparedLayer]:
         position = self._position(first.layer)
         most, steps_left = self._limits.get(position, (len(self._layers), 0))
-        if steps_left == 1:
-            del self._limits[position]
-        elif steps_left > 1:
+        if steps_left > 1:
             self._limits[position] = (most, steps_left - 1)
+        else:
+            self._limits.pop(position, None)
         found: list[PreparedLayer] = []
-        if any(hooks_of_all_modules()) or not _is_called_plainly(first.layer):
+        if self._of_thread.calls == 0 or any(hooks_of_all_modules()) or not _is_called_plainly(first.layer):
             return found
+        places = {id(first.call.cache_layer)}
         for reference in self._layers[position + 1 : position + most]:
             layer = reference()
             if layer is None or not _is_called_plainly(layer):
@@ -167,11 +204,42 @@ class LayerStack:
                 break
             if prepared.call.native.compute is not first.call.native.compute:
                 break
+            if id(prepared.call.cache_layer) in places:
+                break  # which is another one after the layer before
+            places.add(id(prepared.call.cache_layer))
             found.append(prepared)
         return found
 
     def _position(self, layer: FusedLayer) -> int:
         return self._positions[id(layer)]
+
+
+class LayersAhead:
+    """The stacks of one model, which are computed ahead within calls of it only, as long as its code is Transformers':
+    whoever else goes through the layers may do something in between.
+
+    Args:
+        model: around the layers; is not kept alive.
+        stacks: its lists of layers.
+    """
+
+    def __init__(self, model: Any, stacks: Sequence[LayerStack]) -> None:
+        self._forward = type(model).forward
+        self._stacks = tuple(stacks)
+
+    @contextmanager
+    def call_of(self, model: Any) -> Iterator[None]:
+        """A call of the model."""
+        if "forward" in vars(model) or type(model).forward is not self._forward:
+            yield
+            return
+        for stack in self._stacks:
+            stack.begin()
+        try:
+            yield
+        finally:
+            for stack in self._stacks:
+                stack.end()
 
 
 def _is_called_plainly(layer: Any) -> bool:
@@ -180,8 +248,11 @@ def _is_called_plainly(layer: Any) -> bool:
     return not any(held[name] for name in HOOKS) and "forward" not in held and not is_compiled(layer)
 
 
-def _inputs(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return call.hidden_states, call.cosines, call.sines
+def _computed(steps: list[PreparedLayer]) -> torch.Tensor:
+    call = steps[0].call
+    return call.native.compute.layers(
+        [_layer_step(step) for step in steps], call.hidden_states, call.cosines, call.sines
+    )
 
 
 def _layer_step(step: PreparedLayer) -> LayerStep:

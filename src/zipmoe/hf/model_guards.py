@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -25,6 +26,7 @@ from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.fused_steps import FusedSteps, count_fused_steps
 from zipmoe.hf.last_positions import LastPositions
+from zipmoe.hf.layer_stack import LayersAhead
 from zipmoe.hf.lazy_weight import LazyWeight
 from zipmoe.hf.look_ahead import LookAheadChain
 from zipmoe.hf.next_token_look_ahead import NextTokenLookAhead
@@ -49,6 +51,7 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
     """A sub-model of a packed model."""
 
     _zipmoe_last_positions_of_caller: LastPositions | None = None
+    _zipmoe_layers_ahead: LayersAhead | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As ``forward``, without recording gradients: decoded weights do not live long enough for a backward pass.
@@ -60,7 +63,8 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
             if isinstance(value, torch.Tensor):
                 refuse_gradients(value)
         last_positions = self._zipmoe_last_positions_of_caller
-        with torch.no_grad():
+        ahead = self._zipmoe_layers_ahead
+        with torch.no_grad(), nullcontext() if ahead is None else ahead.call_of(self):
             if last_positions is None:
                 return super().__call__(*args, **kwargs)
             return last_positions.call_base(super().__call__, args, kwargs)
