@@ -15,6 +15,8 @@ from test_fused_layer import LAYERS, entries, in_parts, opened, remove, started,
 from torch import nn
 from torch.nn.utils import parametrize
 
+from zipmoe.errors import BudgetExceededError, CorruptRecordError
+
 folders = test_fused_layer.folders
 
 
@@ -355,3 +357,42 @@ def test_a_forward_that_is_given_to_the_class_of_a_part_is_called(folders, monke
         monkeypatch.setattr(type(module), "forward", forward)
         step(model, cache)
         assert any(each is module for each in seen)
+
+
+def test_an_expert_that_cannot_be_read_is_an_error_of_the_layer_that_asks_for_it(folders, monkeypatch):
+    """And not of a layer before it, or of a step in which it is not called."""
+    with opened(folders["qwen2_moe"]) as model:
+        cache = started(model, 1)
+        engine = model.zipmoe_engine
+        own = type(engine.fused).layers
+
+        def layers(self: Any, steps: Any, *args: Any) -> torch.Tensor:
+            if len(steps) > 1 or steps[0].attention is not first:
+                raise CorruptRecordError("an expert of the second layer")
+            return own(self, steps, *args)
+
+        first = model.model.layers[0].self_attn._zipmoe_native.layer
+        monkeypatch.setattr(type(engine.fused), "layers", layers)
+        before = [layer.keys.shape[2] for layer in cache.layers]
+        with pytest.raises(CorruptRecordError):
+            step(model, cache)
+        assert [layer.keys.shape[2] for layer in cache.layers] == [before[0] + 1, before[1]]
+        model.config.num_hidden_layers = 1
+        step(model, cache)
+        assert cache.layers[0].keys.shape[2] == before[0] + 2
+
+
+def test_a_pass_that_did_not_fit_does_not_fit_the_next_time(folders):
+    """Also with a cache whose rooms another model has made."""
+    with opened(folders["qwen2_moe"]) as model, opened(folders["qwen2_moe"]) as other:
+        cache = started(model, 3)
+        other.zipmoe_engine.account = refuse  # whatever the pool would give
+        other.zipmoe_engine.budget.reserved = lambda what: 0 if what == "key-value cache" else 1 << 40
+        for _ in range(2):
+            with pytest.raises(BudgetExceededError):
+                step(other, cache)
+
+
+def refuse(what: str, count: int) -> None:
+    if what == "key-value cache":
+        raise BudgetExceededError(what)
