@@ -396,3 +396,15 @@ def test_a_pass_that_did_not_fit_does_not_fit_the_next_time(folders):
 def refuse(what: str, count: int) -> None:
     if what == "key-value cache":
         raise BudgetExceededError(what)
+
+
+def test_a_model_that_was_widened_for_a_while_computes_whole_layers_again(folders, calls):
+    with opened(folders["qwen2_moe"]) as model:
+        model.float()
+        started(model, 1)
+        model.to(torch.bfloat16)
+        cache = started(model, 1)
+        assert model.zipmoe_fused_steps().layers == LAYERS
+        counted = calls.layers
+        step(model, cache)
+        assert calls.layers == counted + LAYERS

@@ -64,6 +64,8 @@ class FusedLayer(FusedModule):
         hidden: Any = args[0] if len(args) == 1 else None
         if not isinstance(hidden, torch.Tensor) or hidden.dim() != 3 or hidden.shape[1] != 1 or not self._is_ready():
             return super().forward(*args, **kwargs)
+        if hidden.dtype is not torch.bfloat16:
+            return super().forward(*args, **kwargs)  # before anything is made anew for weights of another dtype
         known = self._zipmoe_stack.take(self, hidden, kwargs)
         if known is not None:
             return known
