@@ -411,7 +411,7 @@ def test_gradients_and_training_are_the_familys(folders, calls):
         layer.training = False
         assert calls.layers == counted
         layer(hidden, **options)
-        assert calls.layers == counted + LAYERS
+        assert calls.layers == counted + 1  # nothing is computed ahead where the model is not called
 
 
 def test_the_mode_line_counts_whole_layers(folders, packed_model):

@@ -40,7 +40,7 @@ class _BudgetWatch:
         self._token_bytes = kv_cache_bytes_per_token(config)
         self._state_bytes = recurrent_state_bytes(config)
         self._workspaces: dict[tuple[Any, ...], int] = {}
-        self._rooms_before: list[CacheRoom | None] = []
+        self._rooms_before: list[CacheRoom] = []
         self._initial = {name: engine.budget.reserved(name) for name in (KV_CACHE, WORKSPACE)}
 
     def before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -52,8 +52,10 @@ class _BudgetWatch:
         if kwargs.get("use_cache") is not False:
             caches = [value for value in kwargs.values() if _is_cache(value)]
             layers = _cache_layers(caches)
-            if self._grows_in_known_rooms(layers, length):
-                return
+            rooms = _rooms(layers) if length == 1 else []
+            if rooms and rooms == self._rooms_before:
+                return  # a token is written to rooms of the pass before: their memory is what was reserved for that
+            self._rooms_before = []
             held = sum(cache_bytes(cache) for cache in caches)
             static = [layer for layer in layers if hasattr(layer, "max_cache_len")]
             if static and not any(layer.is_initialized for layer in static):
@@ -71,17 +73,7 @@ class _BudgetWatch:
                 # New tensors take the place of what the layers hold, room behind it included.
                 grown = max(0, grown - spare_bytes(growing)) if growing or not layers else 0
                 self._reserve_cache(held, grown)
-
-    def _grows_in_known_rooms(self, layers: list[Any], length: int) -> bool:
-        """Whether a token is written to rooms that were there in the pass before, too: their memory is what was
-        reserved for that.
-        """
-        rooms: list[CacheRoom | None] = []
-        if length == 1:
-            rooms = [layer._zipmoe_room if has_room(layer) else None for layer in layers]
-        known = bool(rooms) and None not in rooms and rooms == self._rooms_before
-        self._rooms_before = rooms
-        return known
+            self._rooms_before = rooms
 
     def _workspace_bytes(self, step_tokens: int, logit_rows: int) -> int:
         """``workspace_bytes``, remembered: every token asks the same, and configurations answer slowly."""
@@ -141,6 +133,11 @@ class _BudgetWatch:
             self._grow(needed)
         elif held == 0 and needed <= initial < reserved:  # a new sequence: the cache of the last one is gone
             self._engine.account(KV_CACHE, initial)
+
+
+def _rooms(layers: list[Any]) -> list[CacheRoom]:
+    """Of these cache layers, if another token has room behind all of them; else none."""
+    return [layer._zipmoe_room for layer in layers] if all(map(has_room, layers)) else []
 
 
 def _cache_layers(caches: list[Any]) -> list[Any]:

@@ -106,6 +106,11 @@ class CacheRoom:
         self._given = (weakref.ref(keys, self._drop), weakref.ref(values, self._drop))  # before the last ones end
         layer.keys, layer.values = keys, values
 
+    def leave(self, layer: Any) -> None:
+        """End, if ``layer`` has never held these buffers' tokens."""
+        if self._given is None and vars(layer).get("_zipmoe_room") is self:
+            layer._zipmoe_room = None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copied cache starts without room."""
         return None

@@ -74,6 +74,7 @@ class FusedBlock:
         engine = source.slot.engine
         if (
             engine.fused is None
+            or source.dtype is not torch.bfloat16
             or not engine.fused.takes(rows)
             or engine.request_observer is not None
             or combine_order(experts_implementation(experts.config)) is not CombineOrder.GROUPED_MM
@@ -125,7 +126,6 @@ def _native_block(
         expert_network is None
         or formula is None
         or experts.has_post_expert_norm
-        or source.dtype is not torch.bfloat16
         or router.weight.shape[0] != len(source.group.records)
     ):
         return None
@@ -134,11 +134,11 @@ def _native_block(
         gate: Any = None if parts.gate is None else modules[parts.gate]
         if gate is None:
             shared = _native.SharedExpert(shared_network)
-        elif gate.bias is not None or gate.weight.shape[0] != 1 or not readable_weight(gate.weight.detach(), 2):
-            return None
         else:
-            words = bfloat16_words(gate.weight.detach().view(-1))
-            shared = _native.SharedExpert(shared_network, words, _sigmoids())
+            weight = gate._parameters.get("weight")
+            if not readable_weight(weight, 2) or weight.shape[0] != 1 or gate.bias is not None:
+                return None
+            shared = _native.SharedExpert(shared_network, bfloat16_words(weight.detach().view(-1)), _sigmoids())
     return _native.SparseBlock(
         formula[0],
         bfloat16_words(router.weight.detach()),

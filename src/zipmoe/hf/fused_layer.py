@@ -14,18 +14,17 @@ import torch
 from torch import nn
 
 from zipmoe import _native
-from zipmoe.engine.bfloat16_words import bfloat16_words
 from zipmoe.hf.compiled_calls import is_compiled_call
 from zipmoe.hf.fused_attention import FusedAttention
 from zipmoe.hf.fused_block import FusedBlock
 from zipmoe.hf.fused_feed_forward import FusedFeedForward
 from zipmoe.hf.fused_module import FusedModule, fuse
 from zipmoe.hf.fused_norm import FusedNorm
-from zipmoe.hf.layer_stack import LayerStack, PreparedLayer
+from zipmoe.hf.layer_stack import LayersAhead, LayerStack, PreparedLayer
 from zipmoe.hf.layer_structure import LayerParts, layer_parts
+from zipmoe.hf.module_parts import has_known_code
 from zipmoe.hf.native_ingredients import NativeIngredients, up_to_date
 from zipmoe.hf.packed_experts import PackedExperts
-from zipmoe.hf.readable_rows import readable_weight
 
 
 class _DenseNetwork:
@@ -63,7 +62,7 @@ class FusedLayer(FusedModule):
         hidden: Any = args[0] if len(args) == 1 else None
         if (
             not isinstance(hidden, torch.Tensor)
-            or hidden.dtype is not torch.bfloat16
+            or hidden.dtype is not torch.bfloat16  # before anything is made anew for weights of another dtype
             or hidden.dim() != 3
             or hidden.shape[1] != 1
             or not self.zipmoe_is_ready()
@@ -143,12 +142,18 @@ def fuse_layer(module: Any) -> bool:
 def stack_layers(model: Any) -> None:
     """Let the layers of ``model`` that the native core computes be computed ahead, along its lists of layers."""
     for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            layers = [layer for layer in module if isinstance(layer, FusedLayer)]
+        if not has_known_code(module):
+            continue
+        stacks = []
+        for child in module.children():
+            layers = [layer for layer in child if isinstance(layer, FusedLayer)] if type(child) is nn.ModuleList else []
             if len({id(layer) for layer in layers}) == len(layers) > 0:
                 stack = LayerStack(layers)
                 for layer in layers:
                     layer._zipmoe_stack = stack
+                stacks.append(stack)
+        if stacks:
+            module._zipmoe_layers_ahead = LayersAhead(module, stacks)
 
 
 def _native_layer(layer: Any) -> _Native | None:
@@ -162,11 +167,9 @@ def _native_layer_of(layer: Any, parts: LayerParts) -> _Native | None:
     feed_forward: Any = modules.get(parts.feed_forward)
     if not isinstance(modules.get(parts.attention), FusedAttention) or feed_forward is None:
         return None
-    if not all(isinstance(norm, FusedNorm) for norm in norms):
+    first, second = (norm.zipmoe_norm() if isinstance(norm, FusedNorm) else None for norm in norms)
+    if first is None or second is None:
         return None
-    if not all(readable_weight(norm.weight.detach(), 1) for norm in norms):
-        return None
-    first, second = (_native.RmsNorm(bfloat16_words(norm.weight.detach()), norm.zipmoe_epsilon) for norm in norms)
     quiet = (parts.attention_norm, parts.attention, parts.feed_forward_norm)
     return _Native(
         _native.LayerNorms(first, second),

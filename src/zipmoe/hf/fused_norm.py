@@ -50,11 +50,13 @@ class FusedNorm(FusedModule):
         )
         return out
 
-    @property
-    def zipmoe_epsilon(self) -> float:
-        """What is added to the mean of the squares."""
-        epsilon: float = vars(self)[self._zipmoe_epsilon_name]
-        return epsilon
+    def zipmoe_norm(self) -> _native.RmsNorm | None:
+        """The norm as a part of others, with the weight where it lies; None if the native core does not compute it."""
+        weight: Any = self._parameters.get("weight")
+        epsilon: Any = vars(self).get(self._zipmoe_epsilon_name)
+        if weight is None or not readable_weight(weight.detach(), 1) or type(epsilon) is not float:
+            return None
+        return _native.RmsNorm(bfloat16_words(weight.detach()), epsilon)
 
 
 def norm_epsilon(module: Any) -> float | None:

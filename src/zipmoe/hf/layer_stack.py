@@ -4,8 +4,8 @@ native core goes from one to the next without Python in between.
 What was computed so is a guess until its layer is called, with what the layer before has returned, bit for bit, and
 otherwise with the very same objects; then it is the layer's result. Whatever else comes is computed anew: a guess is
 seen nowhere in the cache of keys and values, which does not grow by a token before the layer is called (experts were
-requested and counted, though). Layers with hooks, around which somebody may do anything, are computed when they are
-called.
+requested and counted, though). It is made within calls of the model around the layers only, and layers with hooks,
+around which somebody may do anything, are computed when they are called.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zipmoe import _native
 from zipmoe.engine.fused_compute import LayerStep
+from zipmoe.errors import ZipMoEError
 from zipmoe.hf.cache_room import CacheRoom
 from zipmoe.hf.compiled_calls import is_compiled
 from zipmoe.hf.fused_attention import AttentionCall
@@ -41,7 +43,7 @@ class PreparedLayer:
         feed_forward: the second half; None for one that is called as ever.
     """
 
-    __slots__ = ("call", "feed_forward", "keys", "layer", "norms", "room")
+    __slots__ = ("_keys", "_values", "call", "feed_forward", "layer", "norms", "room")
 
     def __init__(
         self,
@@ -55,95 +57,63 @@ class PreparedLayer:
         self.call = call
         self.feed_forward = feed_forward
         self.room = CacheRoom.behind(call.cache_layer)
-        self.keys = call.cache_layer.keys
+        self._keys = call.cache_layer.keys
+        self._values = call.cache_layer.values
 
     @property
     def tokens(self) -> int:
         """Cached ones."""
-        return int(self.keys.shape[2])
+        return int(self._keys.shape[2])
+
+    def is_as_prepared(self) -> bool:
+        """Whether the cache still holds the same."""
+        held = self.call.cache_layer
+        return held.keys is self._keys and held.values is self._values
 
     def grow_cache(self) -> None:
         """Let the cache hold the new token."""
         self.room.give(self.call.cache_layer, self.tokens + 1)
 
-
-class _Guess:
-    """A layer's output that was computed ahead. Keeps neither the layer nor the cache alive.
-
-    Args:
-        step: what it was computed with.
-        given: BF16 (sequences, 1, hidden), the layer's input; nobody else's.
-        output: alike.
-    """
-
-    def __init__(self, step: PreparedLayer, given: torch.Tensor, output: torch.Tensor) -> None:
-        self._layer = weakref.ref(step.layer)
-        self._cache_layer: weakref.ref[Any] = weakref.ref(step.call.cache_layer)
-        self._keys = weakref.ref(step.keys)
-        self._room = weakref.ref(step.room)
-        self._given = given
-        self.output = output
-
-    def take(self, layer: Any, hidden: torch.Tensor) -> bool:
-        """Whether the layer is called with this input; then its cache grows."""
-        cache_layer, room, keys, given = self._cache_layer(), self._room(), self._keys(), self._given
-        if (
-            self._layer() is not layer
-            or cache_layer is None
-            or room is None
-            or keys is None
-            or cache_layer.keys is not keys
-            or hidden.shape != given.shape
-            or hidden.dtype is not given.dtype
-            or not hidden.is_contiguous()
-            or not torch.equal(hidden.view(torch.int16), given.view(torch.int16))
-        ):
-            return False
-        room.give(cache_layer, keys.shape[2] + 1)
-        return True
+    def leave_no_trace(self) -> None:
+        """The cache will not hold the new token: a room that was made for it ends."""
+        self.room.leave(self.call.cache_layer)
 
 
+@dataclass(slots=True)
 class _Ahead:
-    """The guesses of one call.
+    steps: list[PreparedLayer]
+    outs: torch.Tensor
+    """BF16 [layers, sequences, 1, hidden]; nobody else's."""
+    options: dict[str, Any]
+    """Keyword arguments of the call that has computed them."""
+    taken: int = 1
+    """So many layers' results have been asked for."""
 
-    Args:
-        first: the position of the layer that was called.
-        guesses: for the layers after it.
-        options: keyword arguments of the call, of which none is kept alive that can be referred to otherwise.
-    """
+    def leave_no_trace(self) -> None:
+        """Nobody will ask for the others."""
+        for step in self.steps[self.taken :]:
+            step.leave_no_trace()
 
-    def __init__(self, first: int, guesses: list[_Guess], options: dict[str, Any]) -> None:
-        self.first = first
-        self.taken = 0
-        self._guesses = guesses
-        self._options = {name: _reference(value) for name, value in options.items()}
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether all have been taken."""
-        return self.taken == len(self._guesses)
-
-    def take(self, layer: Any, hidden: torch.Tensor, options: dict[str, Any]) -> torch.Tensor | None:
-        """The next guess, if it is that of this call."""
-        guess = self._guesses[self.taken]
-        same = options.keys() == self._options.keys() and all(
-            self._options[name]() is value for name, value in options.items()
+    def is_next(self, layer: Any, hidden: torch.Tensor, options: dict[str, Any]) -> bool:
+        """Whether the next result is that of this call."""
+        step = self.steps[self.taken]
+        given = self.outs[self.taken - 1]
+        return (
+            step.layer is layer
+            and options.keys() == self.options.keys()
+            and all(options[name] is value for name, value in self.options.items())
+            and step.is_as_prepared()
+            and hidden.shape == given.shape
+            and hidden.dtype is given.dtype
+            and hidden.is_contiguous()
+            and torch.equal(hidden.view(torch.int16), given.view(torch.int16))
         )
-        if not same or not guess.take(layer, hidden):
-            return None
-        self.taken += 1
-        return guess.output if self.is_used_up else guess.output.clone()
-
-
-def _reference(value: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: value
 
 
 class _OfThread(threading.local):
     ahead: _Ahead | None = None
+    calls = 0
+    """Of the model around the layers, that are at hand."""
 
 
 class LayerStack:
@@ -165,12 +135,31 @@ class LayerStack:
         ahead = of_thread.ahead
         if ahead is None:
             return None
-        output = ahead.take(layer, hidden, options)
-        if output is None:
-            self._limits[ahead.first] = (ahead.taken + 1, _TRIAL_STEPS)
-        if output is None or ahead.is_used_up:
-            of_thread.ahead = None
-        return output
+        of_thread.ahead = None
+        if not ahead.is_next(layer, hidden, options):
+            ahead.leave_no_trace()
+            self._limits[self._position(ahead.steps[0].layer)] = (ahead.taken, _TRIAL_STEPS)
+            return None
+        ahead.steps[ahead.taken].grow_cache()
+        output = ahead.outs[ahead.taken]
+        ahead.taken += 1
+        if ahead.taken == len(ahead.steps):
+            return output.clone()
+        of_thread.ahead = ahead
+        return output.clone()
+
+    def begin(self) -> None:
+        """A call of the model begins, whose own code goes from layer to layer."""
+        self._of_thread.calls += 1
+
+    def end(self) -> None:
+        """That call has ended: what it has not asked for, nobody will."""
+        of_thread = self._of_thread
+        of_thread.calls -= 1
+        ahead, of_thread.ahead = of_thread.ahead, None
+        if ahead is not None:
+            ahead.leave_no_trace()
+            self._limits[self._position(ahead.steps[0].layer)] = (ahead.taken, _TRIAL_STEPS)
 
     def run(self, first: PreparedLayer, options: dict[str, Any]) -> torch.Tensor:
         """The output of a layer that is called with these keyword arguments, and, to be taken later, of those after it.
@@ -179,28 +168,33 @@ class LayerStack:
             first: with a second half.
             options: of the call.
         """
-        call = first.call
         steps = [first, *self._prepared_after(first, options)]
-        outs = call.native.compute.layers(
-            [_layer_step(step) for step in steps], call.hidden_states, call.cosines, call.sines
-        )
+        try:
+            outs = _computed(steps)
+        except ZipMoEError:  # of a layer that may never be called, and else when it is
+            if len(steps) == 1:
+                raise
+            for step in steps[1:]:
+                step.leave_no_trace()
+            steps = [first]
+            outs = _computed(steps)
         first.grow_cache()
         if len(steps) == 1:
             return outs[0]
-        guesses = [_Guess(step, outs[number], outs[number + 1]) for number, step in enumerate(steps[1:])]
-        self._of_thread.ahead = _Ahead(self._position(first.layer), guesses, options)
+        self._of_thread.ahead = _Ahead(steps, outs, options)
         return outs[0].clone()
 
     def _prepared_after(self, first: PreparedLayer, options: dict[str, Any]) -> list[PreparedLayer]:
         position = self._position(first.layer)
         most, steps_left = self._limits.get(position, (len(self._layers), 0))
-        if steps_left == 1:
-            self._limits.pop(position, None)  # another thread may have been faster
-        elif steps_left > 1:
+        if steps_left > 1:
             self._limits[position] = (most, steps_left - 1)
+        else:
+            self._limits.pop(position, None)
         found: list[PreparedLayer] = []
-        if any(hooks_of_all_modules()) or not _is_called_plainly(first.layer):
+        if self._of_thread.calls == 0 or any(hooks_of_all_modules()) or not _is_called_plainly(first.layer):
             return found
+        places = {id(first.call.cache_layer)}
         for reference in self._layers[position + 1 : position + most]:
             layer = reference()
             if layer is None or not _is_called_plainly(layer) or not layer.zipmoe_is_ready():
@@ -210,6 +204,9 @@ class LayerStack:
                 break
             if prepared.call.native.compute is not first.call.native.compute:
                 break
+            if id(prepared.call.cache_layer) in places:
+                break  # which is another one after the layer before
+            places.add(id(prepared.call.cache_layer))
             found.append(prepared)
         return found
 
@@ -217,10 +214,43 @@ class LayerStack:
         return self._positions[id(layer)]
 
 
+class LayersAhead:
+    """The stacks of one model, which are computed ahead within calls of it only, as long as its code is Transformers':
+    whoever else goes through the layers may do something in between.
+
+    Args:
+        model: around the layers; is not kept alive.
+        stacks: its lists of layers.
+    """
+
+    def __init__(self, model: Any, stacks: Sequence[LayerStack]) -> None:
+        self._forward = type(model).forward
+        self._stacks = tuple(stacks)
+
+    def call(self, model: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of ``call``, which is a call of ``model`` with these arguments."""
+        if "forward" in vars(model) or type(model).forward is not self._forward:
+            return call(*args, **kwargs)
+        for stack in self._stacks:
+            stack.begin()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            for stack in self._stacks:
+                stack.end()
+
+
 def _is_called_plainly(layer: Any) -> bool:
     """Whether a call of a layer runs its class's ``forward`` and nothing else."""
     held = vars(layer)
     return not any(held[name] for name in HOOKS) and "forward" not in held and not is_compiled(layer)
+
+
+def _computed(steps: list[PreparedLayer]) -> torch.Tensor:
+    call = steps[0].call
+    return call.native.compute.layers(
+        [_layer_step(step) for step in steps], call.hidden_states, call.cosines, call.sines
+    )
 
 
 def _layer_step(step: PreparedLayer) -> LayerStep:

@@ -17,6 +17,7 @@ from zipmoe.engine.budget import DENSE, EXPERT_POOL, SCRATCH, UNPACKED
 from zipmoe.engine.engine import Engine
 from zipmoe.errors import UnsupportedOperationError
 from zipmoe.hf.combine_order import combine_order, resolve_experts_implementation
+from zipmoe.hf.compiled_calls import is_compiled_call
 from zipmoe.hf.configuration import ZipMoEConfig
 from zipmoe.hf.dynamic_class import dynamic_class
 from zipmoe.hf.engine_opening import WIDENED, widened_bytes
@@ -25,6 +26,7 @@ from zipmoe.hf.expert_parameter import ExpertParameter
 from zipmoe.hf.families.switch_transformers import ExpertLinear
 from zipmoe.hf.fused_steps import FusedSteps, count_fused_steps
 from zipmoe.hf.last_positions import LastPositions
+from zipmoe.hf.layer_stack import LayersAhead
 from zipmoe.hf.lazy_weight import LazyWeight
 from zipmoe.hf.look_ahead import LookAheadChain
 from zipmoe.hf.next_token_look_ahead import NextTokenLookAhead
@@ -49,6 +51,7 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
     """A sub-model of a packed model."""
 
     _zipmoe_last_positions_of_caller: LastPositions | None = None
+    _zipmoe_layers_ahead: LayersAhead | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As ``forward``, without recording gradients: decoded weights do not live long enough for a backward pass.
@@ -59,11 +62,17 @@ class PackedSubModel(PreTrainedModel):  # type: ignore[misc]
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor):
                 refuse_gradients(value)
-        last_positions = self._zipmoe_last_positions_of_caller
+        ahead = self._zipmoe_layers_ahead
         with torch.no_grad():
-            if last_positions is None:
-                return super().__call__(*args, **kwargs)
-            return last_positions.call_base(super().__call__, args, kwargs)
+            if ahead is not None and not is_compiled_call():
+                return ahead.call(self, self._call_base, args, kwargs)
+            return self._call_base(*args, **kwargs)
+
+    def _call_base(self, *args: Any, **kwargs: Any) -> Any:
+        last_positions = self._zipmoe_last_positions_of_caller
+        if last_positions is None:
+            return super().__call__(*args, **kwargs)
+        return last_positions.call_base(super().__call__, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy()

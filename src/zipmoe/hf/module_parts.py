@@ -37,17 +37,12 @@ def called_once(parts: Collection[nn.Module], all_places: Collection[nn.Module])
     return wanted <= seen and not any(id(each) in wanted for module in repeated for each in module.modules())
 
 
-def family_forward_holder(module: nn.Module) -> type:
-    """The first class of ``module`` that is not this package's and has a ``forward`` of its own."""
+def family_forward(module: nn.Module) -> Any:
+    """The ``forward`` of the first class of ``module`` that is not this package's."""
     for kind in type(module).__mro__:
         if not kind.__module__.startswith("zipmoe.") and "forward" in vars(kind):
-            return kind
+            return vars(kind)["forward"]
     raise AssertionError("unreachable: nn.Module has one")
-
-
-def family_forward(module: nn.Module) -> Any:
-    """The ``forward`` of that class."""
-    return vars(family_forward_holder(module))["forward"]
 
 
 def has_known_code(module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import nn
 
 from zipmoe import _native
 from zipmoe.hf.fused_module import FusedModule
-from zipmoe.hf.module_parts import family_forward_holder
 from zipmoe.hf.packed_experts import PackedExperts
 from zipmoe.hf.packed_module import PackedModule
 from zipmoe.hf.quiet_modules import HOOKS, hooks_of_all_modules
@@ -45,13 +44,13 @@ class NativeIngredients:
         tensors = [value for _, _, value in held if isinstance(value, nn.Parameter)]
         self._places = [(tensor, tensor.data_ptr()) for tensor in tensors]
         self._held = tuple(held)
+        self._kinds = [(part, type(part)) for part in parts.values()]
         # Calls of the children are left out: nothing may run there but their class's forward.
         hooks = [(vars(part), name, vars(part)[name]) for part in parts.values() for name in HOOKS]
-        own = (_own_forward(part) for part in parts.values() if not isinstance(part, PackedModule | PackedExperts))
         self._calls = (
             *hooks,
             *((vars(part), "forward", None) for part in parts.values()),
-            *((kind, "forward", function) for kind, function in own),
+            *(entry for part in parts.values() for entry in _functions(part)),
         )
         self._hooks = (*(found for _, _, found in hooks), *hooks_of_all_modules())
 
@@ -60,6 +59,9 @@ class NativeIngredients:
         for tensor, place in self._places:
             if tensor.data_ptr() != place:
                 return False
+        for part, kind in self._kinds:
+            if type(part) is not kind:
+                return False
         return _native.holds(self._held)
 
     def are_quiet(self) -> bool:
@@ -67,14 +69,18 @@ class NativeIngredients:
         return _native.all_empty(self._hooks) and _native.holds(self._calls)
 
 
-def _own_forward(module: nn.Module) -> tuple[type, Any]:
-    """The class whose ``forward`` a call of ``module`` stands for, and that function: as it was when the native core
-    took its place, where it has.
+def _functions(module: nn.Module) -> Iterator[tuple[type, str, Any]]:
+    """Where classes hold the ``forward`` that a call of ``module`` runs, or stands for, and what is to be there: what
+    was there when that was found out, and not what somebody may have put there since.
     """
     if isinstance(module, FusedModule):
-        return module._zipmoe_own
-    holder = family_forward_holder(module)
-    return holder, vars(holder)["forward"]
+        holder, function = module._zipmoe_own
+        yield holder, "forward", function
+    if isinstance(module, FusedModule | PackedModule | PackedExperts):
+        yield type(module), "forward", None  # classes made at run time have none of their own
+    else:
+        kind = next(each for each in type(module).__mro__ if "forward" in vars(each))
+        yield kind, "forward", vars(kind)["forward"]
 
 
 def up_to_date(module: Any, make: Callable[[Any], Any]) -> Any:
