@@ -48,18 +48,9 @@ uint64_t memory_unit_bytes(uint64_t buffer_bytes) { return std::min(buffer_bytes
 
 template <typename Body>
 double TimedWork::timed(uint64_t units, const Body& body) {
-  std::atomic<uint64_t> next{0};
-  const auto begin = std::chrono::steady_clock::now();
-  workers_.run(workers_.threads(), [&](uint32_t slot) {
-    for (uint64_t unit = next++; unit < units; unit = next++) body(unit, slot);
-  });
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-template <typename Body>
-double TimedWork::timed_from_common_start(uint64_t units, const Body& body) {
   using Clock = std::chrono::steady_clock;
   const uint32_t threads = workers_.threads();
+  std::atomic<uint64_t> next{0};
   std::atomic<uint32_t> waiting{threads};
   std::vector<Clock::time_point> begins(threads);
   std::vector<Clock::time_point> ends(threads);
@@ -68,7 +59,7 @@ double TimedWork::timed_from_common_start(uint64_t units, const Body& body) {
     // have to be woken again.
     for (--waiting; waiting.load() != 0;) std::this_thread::yield();
     begins[slot] = Clock::now();
-    for (uint64_t unit = units * slot / threads; unit < units * (slot + 1) / threads; ++unit) body(unit);
+    for (uint64_t unit = next++; unit < units; unit = next++) body(unit, slot);
     ends[slot] = Clock::now();
   });
   return std::chrono::duration<double>(*std::ranges::max_element(ends) - *std::ranges::min_element(begins)).count();
@@ -102,7 +93,7 @@ double TimedWork::read_memory(std::span<const uint8_t> memory, uint64_t units) {
   const uint64_t bytes = memory_unit_bytes(memory.size());
   if (bytes == 0) throw std::invalid_argument("there is no memory to read");
   std::atomic<uint64_t> sink{0};  // keeps the compiler from leaving the reads out
-  return timed_from_common_start(units, [&](uint64_t unit) {
+  return timed(units, [&](uint64_t unit, uint32_t) {
     sink += sum_of_words(memory.subspan(unit % (memory.size() / bytes) * bytes, bytes));
   });
 }

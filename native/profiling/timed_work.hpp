@@ -39,12 +39,9 @@ class TimedWork {
   double copy_memory(std::span<const uint8_t> source, std::span<uint8_t> target, uint64_t units);
 
  private:
+  // From the moment at which all workers are awake to the end of the last one: waking one takes as long as some work.
   template <typename Body>
   double timed(uint64_t units, const Body& body);
-  // From the moment at which all workers are awake to the end of the last one; each has a run of consecutive units. For
-  // work that takes about as long as waking a worker.
-  template <typename Body>
-  double timed_from_common_start(uint64_t units, const Body& body);
 
   WorkerPool workers_;
 };

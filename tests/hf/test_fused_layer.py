@@ -79,6 +79,18 @@ def remove(hooks: list[Any]) -> None:
         hook.remove()
 
 
+def assert_bits_of_the_parts(model: Any, cache: DynamicCache) -> torch.Tensor:
+    """Of a step, of which nothing is left in the cache; returns its logits."""
+    found = step(model, cache)
+    cache.crop(-1)
+    hooks = in_parts(model)
+    expected = step(model, cache)
+    remove(hooks)
+    cache.crop(-1)
+    assert torch.equal(found, expected)
+    return found
+
+
 def entries(cache: DynamicCache) -> list[torch.Tensor]:
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 

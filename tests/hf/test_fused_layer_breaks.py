@@ -11,7 +11,7 @@ import pytest
 import test_fused_layer
 import torch
 from native_steps import Calls, count_calls
-from test_fused_layer import LAYERS, entries, in_parts, opened, remove, started, step
+from test_fused_layer import LAYERS, assert_bits_of_the_parts, entries, in_parts, opened, remove, started, step
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -168,13 +168,7 @@ def test_a_parametrized_weight_is_asked_each_time(folders, name):
         for factor in (1, -3):
             with torch.no_grad():
                 module.parametrizations.weight.original.data.mul_(factor)
-            found = step(model, cache)
-            cache.crop(-1)
-            hooks = in_parts(model)
-            expected = step(model, cache)
-            remove(hooks)
-            cache.crop(-1)
-            assert torch.equal(found, expected)
+            assert_bits_of_the_parts(model, cache)
 
 
 @pytest.mark.parametrize("name", ["input_layernorm", "mlp.shared_expert_gate"])
@@ -187,13 +181,7 @@ def test_a_weight_that_is_no_parameter(folders, name):
         cache = started(model, 1)
         for factor in (1, -3):
             module.weight = weight * factor
-            found = step(model, cache)
-            cache.crop(-1)
-            hooks = in_parts(model)
-            expected = step(model, cache)
-            remove(hooks)
-            cache.crop(-1)
-            assert torch.equal(found, expected)
+            assert_bits_of_the_parts(model, cache)
 
 
 @pytest.mark.parametrize("epsilon", [1, torch.tensor(0.5), 0.25])
@@ -201,12 +189,7 @@ def test_epsilons_of_other_types(folders, epsilon):
     with opened(folders["qwen2_moe"]) as model:
         model.model.layers[1].input_layernorm.variance_epsilon = epsilon
         cache = started(model, 1)
-        found = step(model, cache)
-        cache.crop(-1)
-        hooks = in_parts(model)
-        expected = step(model, cache)
-        remove(hooks)
-        assert torch.equal(found, expected)
+        assert_bits_of_the_parts(model, cache)
 
 
 @pytest.mark.parametrize("name", ["input_layernorm", "mlp.gate", "mlp.shared_expert", "mlp.shared_expert_gate"])
@@ -243,12 +226,7 @@ def test_experts_that_compute_in_another_dtype(folders, calls):
         cache = started(model, 1)
         step(model, cache)
         model.model.layers[1].mlp.experts.to(torch.float32)
-        found = step(model, cache)
-        cache.crop(-1)
-        hooks = in_parts(model)
-        expected = step(model, cache)
-        remove(hooks)
-        assert torch.equal(found, expected)
+        assert_bits_of_the_parts(model, cache)
 
 
 def test_a_step_that_was_given_up_keeps_no_cache(folders):

@@ -89,11 +89,6 @@ class _Ahead:
     taken: int = 1
     """So many layers' results have been asked for."""
 
-    def leave_no_trace(self) -> None:
-        """Nobody will ask for the others."""
-        for step in self.steps[self.taken :]:
-            step.leave_no_trace()
-
     def is_next(self, layer: Any, hidden: torch.Tensor, options: dict[str, Any]) -> bool:
         """Whether the next result is that of this call."""
         step = self.steps[self.taken]
@@ -135,18 +130,15 @@ class LayerStack:
         ahead = of_thread.ahead
         if ahead is None:
             return None
-        of_thread.ahead = None
         if not ahead.is_next(layer, hidden, options):
-            ahead.leave_no_trace()
-            self._limits[self._position(ahead.steps[0].layer)] = (ahead.taken, _TRIAL_STEPS)
+            self._give_up(ahead)
             return None
         ahead.steps[ahead.taken].grow_cache()
-        output = ahead.outs[ahead.taken]
+        output = ahead.outs[ahead.taken].clone()
         ahead.taken += 1
         if ahead.taken == len(ahead.steps):
-            return output.clone()
-        of_thread.ahead = ahead
-        return output.clone()
+            of_thread.ahead = None
+        return output
 
     def begin(self) -> None:
         """A call of the model begins, whose own code goes from layer to layer."""
@@ -156,10 +148,15 @@ class LayerStack:
         """That call has ended: what it has not asked for, nobody will."""
         of_thread = self._of_thread
         of_thread.calls -= 1
-        ahead, of_thread.ahead = of_thread.ahead, None
-        if ahead is not None:
-            ahead.leave_no_trace()
-            self._limits[self._position(ahead.steps[0].layer)] = (ahead.taken, _TRIAL_STEPS)
+        if of_thread.ahead is not None:
+            self._give_up(of_thread.ahead)
+
+    def _give_up(self, ahead: _Ahead) -> None:
+        """Nobody asks for the rest of these results: for a while no more of them are made."""
+        self._of_thread.ahead = None
+        for step in ahead.steps[ahead.taken :]:
+            step.leave_no_trace()
+        self._limits[self._position(ahead.steps[0].layer)] = (ahead.taken, _TRIAL_STEPS)
 
     def run(self, first: PreparedLayer, options: dict[str, Any]) -> torch.Tensor:
         """The output of a layer that is called with these keyword arguments, and, to be taken later, of those after it.
