@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -28,15 +27,13 @@
 #include "bindings/policy_candidates.hpp"
 #include "bindings/process_bound_engine.hpp"
 #include "compute/expert_terms.hpp"
-#include "runtime/engine.hpp"
+#include "runtime/hand_out.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace zipmoe {
 namespace {
-
-constexpr std::chrono::milliseconds kWaitSlice{50};
 
 using WeightBuffer = nb::ndarray<uint16_t, nb::c_contig, nb::device::cpu>;
 using RowNumbers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -88,7 +85,7 @@ std::optional<uint32_t> next_expert(const ProcessBoundEngine& self) {
     }
     if (step.kind == RequestStep::Kind::record) return step.position;
     if (step.kind == RequestStep::Kind::finished) return std::nullopt;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    check_signals();
   }
 }
 
@@ -98,7 +95,7 @@ std::pair<uint64_t, uint64_t> load_dense(const ProcessBoundEngine& self) {
     nb::gil_scoped_release release;
     progress = self.get().load_dense(kWaitSlice);
   }
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  check_signals();
   return {progress.bytes_done, progress.bytes_total};
 }
 
@@ -148,32 +145,13 @@ void run_request(const ProcessBoundEngine& self, const std::vector<uint32_t>& re
   if (rows == 0 || rows != offsets.back()) {
     throw std::invalid_argument("inputs and outputs have one row for every token of every expert");
   }
+  nb::gil_scoped_release release;
   Engine& engine = self.get();
-  struct Request {
-    Engine& engine;
-    ~Request() {
-      nb::gil_scoped_release release;
-      engine.end_request();
-    }
-  };
-  if (!begun) {
-    nb::gil_scoped_release release;
-    engine.begin_request(records, HandOutOrder::as_available, tokens);
-  }
-  const Request ending{engine};
-  for (;;) {
-    {
-      nb::gil_scoped_release release;
-      if (std::exchange(begun, false)) engine.require_begun(records);
-      for (;;) {
-        const RequestStep step = engine.next_expert(kWaitSlice);
-        if (step.kind == RequestStep::Kind::finished) return;
-        if (step.kind == RequestStep::Kind::waiting) break;
-        compute(records[step.position], offsets[step.position], tokens[step.position]);
-      }
-    }
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-  }
+  if (!begun) engine.begin_request(records, HandOutOrder::as_available, tokens);
+  const EndOfRequest ending(engine);
+  if (begun) engine.require_begun(records);
+  for_each_expert(engine, check_signals,
+                  [&](uint32_t position) { compute(records[position], offsets[position], tokens[position]); });
 }
 
 void feed_forward_request(const ProcessBoundEngine& self, const std::vector<uint32_t>& records,

@@ -91,11 +91,6 @@ void attention_in_layer(const ProcessBoundEngine& engine, const HeldNorms& norms
                   normed.data());
 }
 
-void check_signals() {
-  nb::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
 using LayerOutputs = nb::ndarray<uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using LayerTuple = nb::typed<nb::tuple, HeldNorms, HeldAttention, nb::object, Entries, Entries, uint64_t>;
 

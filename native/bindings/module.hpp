@@ -3,6 +3,12 @@
 
 namespace zipmoe {
 
+// Throws what a signal's handler has raised (Ctrl-C), with the GIL or without.
+inline void check_signals() {
+  const nanobind::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
+}
+
 void bind_codecs(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 void bind_steps(nanobind::module_& module);

@@ -1,7 +1,6 @@
 #include "runtime/layer_step.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <stdexcept>
 
@@ -12,8 +11,6 @@
 
 namespace zipmoe {
 namespace {
-
-constexpr std::chrono::milliseconds kWaitSlice{50};
 
 // As a norm that is a call of its own: few rows in the caller's floating-point environment.
 void normalise(Engine& engine, const RmsNorm& norm, const BFloat16Rows& x, uint16_t* out) {
@@ -40,20 +37,6 @@ struct RoutedExperts {
       ++tokens.back();
     }
   }
-};
-
-// An open request, which ends with this.
-class OpenRequest {
- public:
-  OpenRequest(Engine& engine, const RoutedExperts& experts) : engine_(engine) {
-    engine.begin_request(experts.records, HandOutOrder::as_available, experts.tokens);
-  }
-  ~OpenRequest() { engine_.end_request(); }
-  OpenRequest(const OpenRequest&) = delete;
-  OpenRequest& operator=(const OpenRequest&) = delete;
-
- private:
-  Engine& engine_;
 };
 
 // The routing weights of `rows`: fp32 [rows][top_k], and the ids.
@@ -105,17 +88,11 @@ void compute_as_available(Engine& engine, const ExpertNetwork& network, std::spa
   const uint64_t columns = x.columns();
   std::vector<uint64_t> first_rows{0};
   for (const ExpertRows& expert : experts) first_rows.push_back(first_rows.back() + expert.numbers.size());
-  for (;;) {
-    const RequestStep step = engine.next_expert(kWaitSlice);
-    if (step.kind == RequestStep::Kind::finished) return;
-    if (step.kind == RequestStep::Kind::waiting) {
-      while_waiting();
-      continue;
-    }
-    const ExpertRows& expert = experts[step.position];
+  for_each_expert(engine, while_waiting, [&](uint32_t position) {
+    const ExpertRows& expert = experts[position];
     engine.feed_forward(expert.record, network, SelectedRows{x, expert.numbers},
-                        out.subspan(first_rows[step.position] * columns, expert.numbers.size() * columns));
-  }
+                        out.subspan(first_rows[position] * columns, expert.numbers.size() * columns));
+  });
 }
 
 // The experts' outputs, expert after expert, and those of the shared one, within one request.
@@ -127,7 +104,8 @@ void compute_networks(Engine& engine, const SparseBlock& block, const RoutedExpe
     rows.push_back({experts.records[i], tokens_of_rows.subspan(first, experts.tokens[i])});
   }
   const DenseNetwork* const shared = block.shared ? &block.shared->network : nullptr;
-  const OpenRequest request(engine, experts);
+  engine.begin_request(experts.records, HandOutOrder::as_available, experts.tokens);
+  const EndOfRequest ending(engine);
   if (engine.take_all()) {
     engine.feed_forward_jointly(rows, block.network, x, out, shared, shared_out);
     return;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <variant>
@@ -11,7 +10,7 @@
 
 #include "compute/rms_norm.hpp"
 #include "compute/routing.hpp"
-#include "runtime/engine.hpp"
+#include "runtime/hand_out.hpp"
 
 namespace zipmoe {
 
@@ -35,9 +34,6 @@ struct LayerNorms {
   RmsNorm before_attention;
   RmsNorm before_feed_forward;
 };
-
-// Is called now and then while experts are waited for; what it throws ends the step, with nothing left open.
-using WaitingObserver = std::function<void()>;
 
 // `sum` = x + attention(norm(x)) and `normed` = norm(sum), BF16, the shape of x: one token of each sequence, whose keys
 // and values are written behind the cached ones. Here and below, no result shares memory with an input. Throws as
